@@ -1,0 +1,1 @@
+"""c2v_sim: federated learning, simulated fast and exactly."""

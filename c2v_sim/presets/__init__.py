@@ -1,0 +1,1 @@
+"""The shipped presets: one TOML file each."""
