@@ -1,1 +1,9 @@
-"""The public operators."""
+"""The operators: each has a torch reference and fused backends, found under one name everywhere.
+
+`git ls-files '*weighted_sum*'` lists an operator's interface and reference (c2v_sim/ops), its
+Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
+"""
+
+from c2v_sim.ops.weighted_sum import weighted_sum
+
+__all__ = ["weighted_sum"]

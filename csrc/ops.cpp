@@ -1,0 +1,7 @@
+// The schemas of all native operators. Kernels are registered at the end of cpu/<op>.cpp (CPU)
+// and cuda/<op>.cpp (CUDA); fake kernels and gradients in c2v_sim/ops/<op>.py.
+#include "ops.h"
+
+STABLE_TORCH_LIBRARY(c2v_sim, m) {
+  m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");
+}

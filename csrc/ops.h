@@ -1,0 +1,46 @@
+// Shared by every operator source: torch's stable C++ interface and argument checks.
+//
+// The stable interface compiles in seconds and one binary serves several torch versions; its
+// price is that at::vec and the ATen operators are absent. Vector code therefore uses GCC/Clang
+// vector extensions or `#pragma omp simd`.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace c2v {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+inline float to_float(float x) { return x; }
+// A bfloat16 is the upper half of a float: a shift, which vectorises.
+inline float to_float(torch::headeronly::BFloat16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.x) << 16;
+  float out;
+  std::memcpy(&out, &bits, sizeof out);
+  return out;
+}
+inline float to_float(torch::headeronly::Half x) { return static_cast<float>(x); }
+
+// Calls f with a null pointer of the storage type that `type` names.
+template <class F>
+void with_storage_type(ScalarType type, const char* op, const F& f) {
+  switch (type) {
+    case ScalarType::Float: return f(static_cast<float*>(nullptr));
+    case ScalarType::BFloat16: return f(static_cast<torch::headeronly::BFloat16*>(nullptr));
+    case ScalarType::Half: return f(static_cast<torch::headeronly::Half*>(nullptr));
+    default: STD_TORCH_CHECK(false, op, ": takes float32, bfloat16 or float16 storage");
+  }
+}
+
+}  // namespace c2v
