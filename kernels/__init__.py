@@ -1,1 +1,1 @@
-"""Triton kernels, one file an operator, installed as `c2v_sim.kernels`; imports nothing of c2v_sim."""
+"""Triton kernels, a file an operator, installed as `c2v_sim.kernels`; they import nothing of it."""

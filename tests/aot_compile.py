@@ -20,11 +20,11 @@ os.environ |= {"TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
 os.environ["TRITON_DEFAULT_FP_FUSION"] = "1"
 os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp(prefix="c2v_sim_aot_")
 
-import triton  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
-import c2v_sim.kernels  # noqa: E402
+import c2v_sim.kernels
 
 
 def gpu_target(name: str) -> GPUTarget:
@@ -36,7 +36,7 @@ def gpu_target(name: str) -> GPUTarget:
 def compile_one(kernel, types, constants, warps, target: str) -> dict:
     # Pointers and sizes as at run time: torch allocations are 16-byte aligned, and the sizes
     # that matter divide by 16. Without this ptxas reports three times the registers.
-    signature = types | {name: "constexpr" for name in constants}
+    signature = types | dict.fromkeys(constants, "constexpr")
     position = {name: i for i, name in enumerate(kernel.arg_names)}
     aligned = [n for n, t in types.items() if t.startswith("*") or t.startswith("i")]
     attrs = {(position[n],): [["tt.divisibility", 16]] for n in aligned}

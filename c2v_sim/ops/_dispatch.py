@@ -32,9 +32,9 @@ def _load_native() -> str | None:
     files = sorted(Path(__file__).parent.parent.glob("_C*.so"))
     if not files:
         return "the extension c2v_sim._C is not built; install g++ and run `make setup`"
-    if platform.machine() in ("x86_64", "AMD64"):
-        if torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX"):
-            return "this CPU has no AVX2, which c2v_sim._C is compiled for"
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    if x86 and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX"):
+        return "this CPU has no AVX2, which c2v_sim._C is compiled for"
     try:
         torch.ops.load_library(str(files[0]))
     except OSError as error:
