@@ -1,0 +1,41 @@
+"""Every random draw of a run: (seed, stream, ids) → an independent generator.
+
+Streams keep the stages apart: drawing more in one never shifts another, and any round or client
+can be reproduced alone.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+PARTITION = 0  # no ids
+CLASSES = 1  # no ids
+SAMPLING = 2  # round
+SHUFFLE = 3  # round, client
+UPLOAD = 4  # client
+INDEX_SHUFFLE = 5  # epoch, or round and client
+INDEX_COHORT = 6  # round
+
+
+def rng(seed: int, stream: int, *ids: int) -> np.random.Generator:
+    """Generator of one stream, e.g. `rng(seed, SHUFFLE, round, client)`."""
+    return np.random.default_rng([seed, stream, *ids])
+
+
+def torch_seed(seed: int, round: int, client: int) -> int:
+    """Seed for torch before one client's local training (dropout)."""
+    return seed * 1000003 + round * 1009 + client
+
+
+@contextmanager
+def seeded_construction(seed: int) -> Iterator[None]:
+    """Modules built inside get the weights of `torch.manual_seed(seed)`, on the CPU.
+
+    Afterwards torch's global generators are as they were before.
+    """
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # Not torch.manual_seed: that would reseed the generators of all devices as well.
+        torch.default_generator.manual_seed(seed)
+        yield
