@@ -1,0 +1,206 @@
+"""What the simulator trains on: a data set and who holds which of its samples.
+
+`Federation.from_arrays` makes one from a user's own arrays: x [N, …], y [N] and a client id for
+each sample, with or without test arrays of the same form.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from c2v_sim.datasets import Dataset
+from c2v_sim.partition import Partition, make_partition
+from c2v_sim.seeding import PARTITION, rng
+
+Array = Any  # numpy array, torch tensor or nested list
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """A data set together with its partition."""
+
+    dataset: Dataset
+    partition: Partition
+
+    def __post_init__(self) -> None:
+        for part, lists, samples in (
+            ("training", self.partition.train, len(self.dataset.y_train)),
+            ("test", self.partition.test, len(self.dataset.y_test)),
+        ):
+            largest = max((int(ids.max()) for ids in lists if len(ids)), default=-1)
+            if largest >= samples:
+                raise ValueError(
+                    f"Federation: the partition names {part} sample {largest}, but "
+                    f"{self.dataset.name} has {samples}; it was made for other data"
+                )
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Array,
+        y: Array,
+        client_ids: Array,
+        *,
+        x_test: Array = None,
+        y_test: Array = None,
+        client_ids_test: Array = None,
+        test_fraction: float = 0.2,
+        class_names: Sequence[str] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        seed: int = 0,
+        name: str = "user",
+    ) -> Federation:
+        """A federation of the clients named in `client_ids` (integers or strings, one a sample).
+
+        x: uint8 images [N, H, W, C], normalised by `mean` and `std` (default: those of the
+        training images), or float features [N, …], used as they are. y: integer classes [N].
+        Without test arrays, `test_fraction` of each client's samples (rounded down, at least one
+        stays for training) become its test set.
+        """
+        samples = _samples("", x, y, client_ids)
+        given = [array is not None for array in (x_test, y_test, client_ids_test)]
+        if any(given) and not all(given):
+            raise ValueError(
+                "from_arrays: give x_test, y_test and client_ids_test, or none of them"
+            )
+        if all(given):
+            train, test = samples, _samples("_test", x_test, y_test, client_ids_test)
+            origin = "natural, test set given"
+        else:
+            train, test = _split(samples, test_fraction, seed)
+            origin = f"natural, test set {test_fraction:g} of each client"
+        if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
+            raise ValueError(
+                f"from_arrays: x and x_test must agree in shape and dtype, got "
+                f"{train.x.dtype} {train.x.shape} and {test.x.dtype} {test.x.shape}"
+            )
+        names = _class_names(class_names, max(train.y.max(), test.y.max(initial=0)))
+        mean_std = _normalisation(train.x, mean, std)
+        arrays = (train.x, train.y, test.x, test.y)
+        dataset = Dataset(
+            name, *arrays, names, *mean_std, source="arrays", sha256=_content_hash(arrays)
+        )
+        partition = make_partition(
+            "natural", train.y, test.y, natural_train=train.owner, natural_test=test.owner
+        )
+        return cls(dataset, dataclasses.replace(partition, convention=origin))
+
+
+@dataclass(frozen=True)
+class _Samples:
+    x: np.ndarray  # uint8 [N, H, W, C] or float32 [N, …]
+    y: np.ndarray  # int64 [N]
+    owner: np.ndarray  # integers or strings [N]
+
+    def take(self, ids: np.ndarray) -> _Samples:
+        return _Samples(self.x[ids], self.y[ids], self.owner[ids])
+
+
+def _samples(suffix: str, x: Array, y: Array, client_ids: Array) -> _Samples:
+    """Checked arrays in the types that the simulator uses; `suffix` is for names in errors."""
+    x, y, owner = _numpy(x), _numpy(y), _numpy(client_ids)
+    if x.dtype.kind == "f" and x.ndim >= 2:
+        x = x.astype(np.float32, copy=False)
+        if not np.isfinite(x).all():
+            raise ValueError(f"from_arrays: x{suffix} contains NaN or infinite values")
+    elif x.dtype != np.uint8 or x.ndim != 4:
+        raise ValueError(
+            f"from_arrays: x{suffix} must be uint8 images [N, H, W, C] or float features [N, …], "
+            f"got {x.dtype} {x.shape}"
+        )
+    for name, array, kinds in (("y", y, "iu"), ("client_ids", owner, "iuUS")):
+        if array.shape != (len(x),) or (len(x) and array.dtype.kind not in kinds):
+            raise ValueError(
+                f"from_arrays: {name}{suffix} must be [{len(x)}], one "
+                f"{'integer' if name == 'y' else 'integer or string'} for each row of x{suffix}, "
+                f"got {array.dtype} {array.shape}"
+            )
+    if not len(x) and not suffix:
+        raise ValueError("from_arrays: x is empty; at least one training sample is needed")
+    if y.min(initial=0) < 0:
+        raise ValueError(f"from_arrays: y{suffix} must be >= 0, got {y.min()}")
+    return _Samples(x, y.astype(np.int64, copy=False), owner)
+
+
+def _numpy(array: Array) -> np.ndarray:
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu()
+        array = array.float() if array.is_floating_point() else array  # numpy has no bfloat16
+        return array.numpy()
+    return np.asarray(array)
+
+
+def _split(samples: _Samples, test_fraction: float, seed: int) -> tuple[_Samples, _Samples]:
+    if not 0 <= test_fraction < 1:
+        raise ValueError(f"from_arrays: test_fraction must be in [0, 1), got {test_fraction}")
+    generator = rng(seed, PARTITION)
+    is_test = np.zeros(len(samples.y), dtype=bool)
+    by_owner = make_partition(
+        "natural", samples.y, samples.y[:0], natural_train=samples.owner
+    ).train
+    for ids in by_owner:
+        # The tiny term undoes binary rounding: 0.29 · 100 is 28.999…
+        count = min(int(test_fraction * len(ids) + 1e-9), len(ids) - 1)
+        is_test[generator.permutation(ids)[:count]] = True
+    return samples.take(np.flatnonzero(~is_test)), samples.take(np.flatnonzero(is_test))
+
+
+def _class_names(given: Sequence[str] | None, largest: int) -> tuple[str, ...]:
+    names = tuple(map(str, range(largest + 1) if given is None else given))
+    if len(names) <= largest:
+        raise ValueError(
+            f"from_arrays: class_names has {len(names)} names, but y contains class {largest}"
+        )
+    return names
+
+
+def _normalisation(
+    x: np.ndarray, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std per channel on the scale 0..1; empty for features, which are used as given."""
+    if (mean is None) != (std is None):
+        raise ValueError("from_arrays: give both mean and std, or neither")
+    if x.dtype != np.uint8:
+        if mean is not None:
+            raise ValueError(
+                "from_arrays: mean and std apply to uint8 images; scale float features beforehand"
+            )
+        return (), ()
+    if mean is None or std is None:
+        return _channel_statistics(x)
+    if len(mean) != x.shape[-1] or len(std) != x.shape[-1] or not min(std) > 0:
+        raise ValueError(
+            f"from_arrays: mean and std need {x.shape[-1]} values (one a channel), std positive, "
+            f"got {tuple(mean)} and {tuple(std)}"
+        )
+    return tuple(map(float, mean)), tuple(map(float, std))
+
+
+def _channel_statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Exact moments from histograms, in slices: a float copy of all images would be eight-fold."""
+    levels = np.arange(256) / 255
+    mean, std = [], []
+    for channel in range(x.shape[-1]):
+        counts = np.zeros(256)
+        for start in range(0, len(x), 1024):
+            counts += np.bincount(x[start : start + 1024, ..., channel].ravel(), minlength=256)
+        mean.append(float(counts @ levels / counts.sum()))
+        variance = float(counts @ (levels - mean[-1]) ** 2 / counts.sum())
+        std.append(variance**0.5 or 1.0)  # a constant channel stays finite
+    return tuple(mean), tuple(std)
+
+
+def _content_hash(arrays: Sequence[np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(f"{array.dtype.str} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()
