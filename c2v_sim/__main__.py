@@ -1,0 +1,18 @@
+"""`c2v-sim COMMAND …`, the same commands as `python -m c2v_sim.COMMAND …`."""
+
+import importlib
+import sys
+
+COMMANDS = {"run": "one federated run", "doctor": "which backends work here, and why others do not"}
+
+
+def main() -> int:
+    """Hand over to the command's module."""
+    if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
+        print("usage: c2v-sim COMMAND …", *(f"  {n:<8}{t}" for n, t in COMMANDS.items()), sep="\n")
+        return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
+    return importlib.import_module(f"c2v_sim.{sys.argv[1]}").main(sys.argv[2:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,131 @@
+"""Stage 7a: the parameter arena. Many models as rows of one float32 buffer.
+
+A row holds a model's parameters, then its floating buffers (batch-norm statistics), flat:
+[rows, size]. A module is *bound* to a row: its parameters and buffers become views into it, so
+training writes the arena directly, one fused pass updates a whole model, and aggregation is one
+weighted sum over rows. Integer buffers (num_batches_tracked) live in a small table beside it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Where one tensor of the model lies in a row."""
+
+    name: str
+    offset: int
+    shape: torch.Size
+    channels_last: bool  # stored as [O, H, W, I], so that the view is channels_last
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.shape.numel()
+
+    def view(self, row: Tensor) -> Tensor:
+        flat = row[self.offset : self.end]
+        if not self.channels_last:
+            return flat.view(self.shape)
+        out, inner, height, width = self.shape
+        return flat.view(out, height, width, inner).permute(0, 3, 1, 2)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order of a model's tensors in a row: `parameters` first, then floating `buffers`."""
+
+    parameters: tuple[Slot, ...]
+    buffers: tuple[Slot, ...]
+    integers: tuple[str, ...]
+
+    @property
+    def trainable(self) -> int:
+        """Length of the part of a row that the optimiser updates."""
+        return self.parameters[-1].end
+
+    @property
+    def size(self) -> int:
+        return self.buffers[-1].end if self.buffers else self.trainable
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """The layout of `module`; every parameter must be float32 and trainable."""
+    offset = 0
+
+    def take(name: str, tensor: Tensor) -> Slot:
+        nonlocal offset
+        slot = Slot(name, offset, tensor.shape, channels_last=tensor.dim() == 4)
+        offset = slot.end
+        return slot
+
+    parameters = []
+    for name, parameter in module.named_parameters():
+        if parameter.dtype != torch.float32 or not parameter.requires_grad:
+            raise ValueError(
+                f"arena: parameter {name} must be float32 and trainable, got "
+                f"{parameter.dtype}, requires_grad={parameter.requires_grad}"
+            )
+        parameters.append(take(name, parameter))
+    if not parameters:
+        raise ValueError("arena: the model has no parameters to train")
+    buffers, integers = [], []
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point():
+            buffers.append(take(name, buffer))
+        else:
+            integers.append(name)
+    return Layout(tuple(parameters), tuple(buffers), tuple(integers))
+
+
+class Arena:
+    """`rows` models of one layout: `data` [rows, size] float32 and `integers` [rows, n] int64."""
+
+    def __init__(self, layout: Layout, rows: int, device: torch.device | str = "cpu") -> None:
+        self.layout = layout
+        self.data = torch.zeros(rows, layout.size, device=device)
+        self.integers = torch.zeros(rows, len(layout.integers), dtype=torch.int64, device=device)
+
+    def read(self, module: nn.Module, row: int) -> None:
+        """Copy the module's tensors into `row`."""
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        with torch.no_grad():
+            for slot in self.layout.parameters + self.layout.buffers:
+                slot.view(self.data[row]).copy_(tensors[slot.name])
+            for column, name in enumerate(self.layout.integers):
+                self.integers[row, column] = tensors[name]
+
+    def state_dict(self, row: int) -> dict[str, Tensor]:
+        """The row as named, contiguous CPU tensors: what a file or a user's module takes."""
+        slots = self.layout.parameters + self.layout.buffers
+        state = {s.name: s.view(self.data[row]).contiguous().cpu().clone() for s in slots}
+        integers = zip(self.layout.integers, self.integers[row].cpu(), strict=True)
+        return state | {name: value.clone() for name, value in integers}
+
+
+class BoundModule:
+    """A module whose tensors are views into an arena row, and whose gradients are one flat row.
+
+    Binding again to another row costs microseconds, so a lane keeps one module for its life.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str) -> None:
+        self.module = module.to(device)
+        self.layout = layout
+        self.gradients = torch.zeros(layout.trainable, device=device)  # [trainable]
+        tensors = dict(module.named_parameters()) | dict(module.named_buffers())
+        self._floats = [(tensors[s.name], s) for s in layout.parameters + layout.buffers]
+        self._integers = [tensors[name] for name in layout.integers]
+        for slot in layout.parameters:
+            tensors[slot.name].grad = slot.view(self.gradients)
+
+    def bind(self, arena: Arena, row: int) -> Tensor:
+        """Point every tensor at `row`; returns the row's trainable part, [trainable]."""
+        data = arena.data[row]
+        for tensor, slot in self._floats:
+            tensor.data = slot.view(data)
+        for column, tensor in enumerate(self._integers):
+            tensor.data = arena.integers[row, column]
+        return data[: self.layout.trainable]

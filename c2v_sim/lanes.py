@@ -1,0 +1,106 @@
+"""Lanes: how many clients train at the same time, one a core.
+
+A lane owns a module that it binds to arena rows, a gradient row and a momentum row. On the CPU a
+lane is a thread with one intra-op thread: torch releases the interpreter lock inside its
+operators, and results of one-thread operators do not depend on what other lanes do, so any
+number of lanes gives the same bits.
+"""
+
+import copy
+import os
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+from torch import nn
+
+from c2v_sim.arena import BoundModule, Layout
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def lane_count(requested: int, device: torch.device) -> int:
+    """`requested`, or for 0 one lane a usable core (CPU) and one in all (CUDA)."""
+    if requested:
+        return requested
+    if device.type != "cpu":
+        return 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Lane:
+    """What one concurrent training needs for itself."""
+
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
+        self.model = BoundModule(module, layout, device)
+        self.momentum = torch.zeros(layout.trainable, device=device)  # [trainable]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One intra-op thread inside, the former number outside.
+
+    The sum inside an operator depends on how many threads share it, so everything that decides
+    a bit of the model runs with one.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Lanes:
+    """A fixed set of lanes; `run` spreads items over them, first come first served."""
+
+    def __init__(self, model: nn.Module, layout: Layout, count: int, device: torch.device) -> None:
+        self.count = count
+        self.stop = threading.Event()  # lanes look at it between steps
+        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        for _ in range(count):
+            self._free.put(Lane(copy.deepcopy(model), layout, device))
+        self._threads = ThreadPoolExecutor(count, "lane", initializer=torch.set_num_threads, initargs=(1,))
+
+    def run(
+        self, work: Callable[[Lane, Item], Result], items: Sequence[Item]
+    ) -> Iterator[tuple[Item, Result]]:
+        """Yield (item, work(lane, item)) as they finish; items start in the given order.
+
+        An error in a lane, or one raised while waiting (Ctrl-C), stops the others after their
+        current step and is raised.
+        """
+
+        def on_free_lane(item: Item) -> Result:
+            lane = self._free.get()
+            try:
+                return work(lane, item)
+            finally:
+                self._free.put(lane)
+
+        self.stop.clear()
+        with one_thread():
+            futures: dict[Future[Result], Item] = {}
+            try:
+                for item in items:
+                    futures[self._threads.submit(on_free_lane, item)] = item
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:
+                self.stop.set()
+                for future in futures:
+                    future.cancel()
+                raise
+            finally:
+                for future in futures:
+                    if not future.cancelled():
+                        future.exception()  # wait: no lane may still write when this returns
+
+    def close(self) -> None:
+        self.stop.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,234 @@
+"""Stage 10: the run directory. Everything that a result needs to be believed and repeated.
+
+  config.toml        every setting
+  manifest.json      data source and hash, partition, evaluation, versions, commit, machine
+  partition.npz      which sample belongs to which client
+  rounds.jsonl       one record a round, on disk as soon as the round is done
+  checkpoint.safetensors   where `--resume` goes on
+  model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
+"""
+
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from safetensors.torch import save_file
+
+from c2v_sim import ops
+from c2v_sim.checkpoint import write_atomically
+from c2v_sim.config import RunConfig, to_toml
+from c2v_sim.evaluation import PROTOCOL
+from c2v_sim.federation import Federation
+from c2v_sim.models import NORMED_MODELS
+from c2v_sim.ops._dispatch import native_missing
+from c2v_sim.simulator import Result, RoundRecord, Simulator
+
+CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
+ROUNDS, CHECKPOINT, RESULT = "rounds.jsonl", "checkpoint.safetensors", "result.json"
+MODEL, PICTURE = "model.safetensors", "accuracy.png"
+
+
+def create_run_directory(
+    path: Path, simulator: Simulator, label: str, now: datetime | None = None
+) -> None:
+    """Make `path`, which must not exist, and write what is known before training."""
+    path.mkdir(parents=True, exist_ok=False)
+    write_text(path / CONFIG, to_toml(simulator.config))
+    write_text(path / MANIFEST, to_json(manifest(simulator, label, now or datetime.now(UTC))))
+    simulator.federation.partition.save(path / PARTITION)
+
+
+def manifest(simulator: Simulator, label: str, now: datetime) -> dict[str, Any]:
+    """What produced this run, as plain data."""
+    config, federation = simulator.config, simulator.federation
+    return {
+        "preset": label,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "started": now.isoformat(timespec="seconds"),
+        "data": data_facts(federation),
+        "partition": {
+            "convention": federation.partition.convention,
+            "clients": federation.partition.clients,
+            "sha256": federation.partition.sha256,
+        },
+        "model": {
+            "name": config.model,
+            "norm": norm_policy(config),
+            "parameters": simulator.layout.trainable,
+            "buffers": simulator.layout.size - simulator.layout.trainable,
+        },
+        "encoder": None,
+        "seed": config.seed,
+        "evaluation": PROTOCOL,
+        "lanes": simulator.lanes.count,
+        "backend": backend_facts(simulator.device),
+        "versions": versions(),
+        "commit": commit(),
+        "machine": machine(simulator.device),
+    }
+
+
+def data_facts(federation: Federation) -> dict[str, Any]:
+    dataset = federation.dataset
+    return {
+        "name": dataset.name,
+        "stand_in_for": dataset.standin_for,
+        "source": dataset.source,
+        "sha256": dataset.sha256,
+        "train": len(dataset.y_train),
+        "test": len(dataset.y_test),
+        "classes": list(dataset.class_names),
+        "domains": list(dataset.domain_names),
+    }
+
+
+def norm_policy(config: RunConfig) -> str:
+    if config.model not in NORMED_MODELS:
+        return "none"
+    if config.norm == "batch":
+        return "batch norm; running statistics averaged with the aggregation weights"
+    return "group norm, 2 groups"
+
+
+def backend_facts(device: torch.device) -> dict[str, Any]:
+    rows = torch.zeros(1, 1, device=device)
+    return {
+        "device": str(device),
+        "operators": ops.weighted_sum_operator.choose(None, rows, rows[0], rows[0]),
+        "native_missing": native_missing,
+        "intra_op_threads_per_lane": 1,
+    }
+
+
+def versions() -> dict[str, str]:
+    names = ("c2v_sim", "torch", "numpy")
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in names}
+
+
+def commit() -> str | None:
+    """The commit of the source tree that is running, with -dirty; None outside a checkout."""
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return None
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    facts = {
+        "system": platform.platform(),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+        "gpu": None,
+    }
+    if device.type == "cuda":
+        facts["gpu"] = torch.cuda.get_device_name(device)
+    return facts
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def append_round(path: Path, record: RoundRecord) -> None:
+    """Add one line to rounds.jsonl and flush it to disk."""
+    with (path / ROUNDS).open("a") as file:
+        file.write(json.dumps(dataclasses.asdict(record)) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_rounds(path: Path, last: int | None = None) -> list[RoundRecord]:
+    """The records of a run directory, up to round `last`; a torn last line is left out."""
+    records = []
+    file = path / ROUNDS
+    for line in file.read_text().splitlines() if file.exists() else []:
+        try:
+            records.append(RoundRecord(**json.loads(line)))
+        except (json.JSONDecodeError, TypeError):
+            break
+    return [r for r in records if last is None or r.round <= last]
+
+
+def rewrite_rounds(path: Path, records: list[RoundRecord]) -> None:
+    """Replace rounds.jsonl, when a resumed run drops rounds after its checkpoint."""
+    lines = [json.dumps(dataclasses.asdict(r)) + "\n" for r in records]
+    write_text(path / ROUNDS, "".join(lines))
+
+
+def finish(path: Path, simulator: Simulator, result: Result) -> None:
+    """Write what is known after training: model, summary, picture."""
+    name = simulator.federation.dataset.name
+    state = simulator.global_model()
+    about = {"dataset": name, "model": simulator.config.model, "round": str(simulator.round)}
+    write_atomically(path / MODEL, lambda p: save_file(state, str(p), metadata=about))
+    write_text(path / RESULT, to_json(summary(simulator, result)))
+    plot_accuracy(path / PICTURE, result, f"{name}, {simulator.config.algorithm}")
+
+
+def summary(simulator: Simulator, result: Result) -> dict[str, Any]:
+    best, final = result.best, result.final
+    accuracies = simulator.client_accuracy
+    return {
+        "dataset": simulator.federation.dataset.name,
+        "algorithm": simulator.config.algorithm,
+        "rounds": simulator.round,
+        "best_accuracy": best.accuracy,
+        "best_round": best.round,
+        "final_accuracy": final.accuracy,
+        "final_accuracy_weighted": final.accuracy_weighted,
+        "final_accuracy_worst10": final.accuracy_worst10,
+        "final_accuracy_global": final.accuracy_global,
+        "seconds": round(sum(sum(r.seconds.values()) for r in result.records), 2),
+        "final_client_accuracy": None
+        if accuracies is None
+        else [None if np.isnan(a) else round(float(a), 6) for a in accuracies],
+    }
+
+
+def plot_accuracy(path: Path, result: Result, title: str) -> None:
+    """The accuracy curve as a picture."""
+    from matplotlib.figure import Figure  # slow to import; no window system is touched
+
+    figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    rounds = [r.round for r in result.evaluated]
+    curves = {
+        "mean over clients": [r.accuracy for r in result.evaluated],
+        "whole test set": [r.accuracy_global for r in result.evaluated],
+        "worst 10 % of clients": [r.accuracy_worst10 for r in result.evaluated],
+    }
+    for name, values in curves.items():
+        axes.plot(rounds, [100 * (v or 0.0) for v in values], marker=".", label=name)
+    axes.set(title=title, xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
+    axes.grid(alpha=0.3)
+    axes.legend()
+    write_atomically(path, lambda p: figure.savefig(p, format="png"))
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomically(path, lambda p: p.write_text(text) and None)
+
+
+def to_json(data: dict[str, Any]) -> str:
+    return json.dumps(data, indent=2) + "\n"

@@ -1,0 +1,269 @@
+"""The main command: `python -m c2v_sim.run --dataset cifar10 --clients 100` (also `c2v-sim run`).
+
+Settings come from a preset (`quick` unless told otherwise), then `--config FILE`, then flags.
+Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+import argparse
+import dataclasses
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from c2v_sim import report
+from c2v_sim.checkpoint import load_checkpoint, save_checkpoint
+from c2v_sim.cohort import TrainingError
+from c2v_sim.config import (
+    FIELDS,
+    PRESETS,
+    ConfigError,
+    RunConfig,
+    make_config,
+    preset,
+    read_toml,
+    to_toml,
+)
+from c2v_sim.datasets import load_dataset
+from c2v_sim.federation import Federation
+from c2v_sim.ops._dispatch import native_missing
+from c2v_sim.partition import Partition, make_partition
+from c2v_sim.progress import Progress, percent
+from c2v_sim.simulator import Result, Simulator
+
+# Settings that change where and how fast a run goes, not its result: a resume may change them.
+FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every"}
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, handled like Ctrl-C with another exit code."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """One flag for every field of RunConfig, and those about the run itself."""
+    out = argparse.ArgumentParser(prog="c2v_sim.run", description=(__doc__ or "").split("\n\n")[0])
+    out.add_argument("--preset", choices=PRESETS, help="base settings (default: quick)")
+    out.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
+    out.add_argument("--print-config", action="store_true", help="show the settings and stop")
+    out.add_argument("--out", type=Path, metavar="DIR", help="run directory; must not exist yet")
+    out.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
+    settings = out.add_argument_group("settings (defaults: see --print-config)")
+    for f in FIELDS.values():
+        flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
+        common: dict[str, Any] = {"default": None, "help": text, "dest": f.name}
+        if f.type is bool:
+            settings.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        elif f.name == "improve":
+            settings.add_argument(flag, nargs="*", choices=f.metadata["choices"], **common)
+        else:
+            kind = whole_or_auto if f.name == "lanes" else f.type
+            settings.add_argument(flag, type=kind, choices=f.metadata["choices"], **common)
+    return out
+
+
+def whole_or_auto(text: str) -> int:
+    """A number of lanes; `auto` is 0."""
+    return 0 if text == "auto" else int(text)
+
+
+def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
+    """The configuration and a label that says where it came from."""
+    typed = {k: v for k, v in vars(arguments).items() if k in FIELDS and v is not None}
+    if arguments.resume is not None:
+        return resumed_settings(arguments, typed), "resumed"
+    given = read_toml(arguments.config) if arguments.config else {}
+    label = arguments.preset or ("" if arguments.config else "quick")
+    base = preset(label) if label else RunConfig()
+    label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
+    return make_config(given | typed, base, flags=typed), label
+
+
+def resumed_settings(arguments: argparse.Namespace, typed: dict[str, Any]) -> RunConfig:
+    """The settings of the run in --resume; other ones are refused by name."""
+    folder = arguments.resume
+    if not (folder / report.CONFIG).is_file():
+        raise ConfigError(f"--resume {folder}: no run directory ({report.CONFIG} is not there)")
+    for name in ("preset", "config", "out"):
+        if getattr(arguments, name) is not None:
+            raise ConfigError(f"--resume takes its settings from {folder}: leave out --{name}")
+    saved = make_config(read_toml(folder / report.CONFIG))
+    wanted = make_config(typed, saved)
+    changed = [
+        f"{name} (was {getattr(saved, name)}, now {getattr(wanted, name)})"
+        for name in FIELDS
+        if getattr(saved, name) != getattr(wanted, name) and name not in FREE_ON_RESUME
+    ]
+    if changed:
+        raise ConfigError(f"--resume {folder}: the run has other settings: {'; '.join(changed)}")
+    return wanted
+
+
+def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Federation, RunConfig]:
+    """Load the data and deal it to clients; `saved` is the partition of a run to be resumed."""
+    dataset = load_dataset(
+        config.dataset,
+        data_dir=Path(config.data_dir) if config.data_dir else None,
+        require_real_data=config.require_real_data,
+        train_size=config.train_size or None,
+        test_size=config.test_size or None,
+    )
+    if config.clients_per_domain:
+        clients = config.clients_per_domain * len(dataset.domain_names)
+        config = dataclasses.replace(config, clients=max(1, clients))
+    if saved is not None:
+        return Federation(dataset, Partition.load(saved)), config
+    partition = make_partition(
+        config.partition,
+        dataset.y_train.numpy(),
+        dataset.y_test.numpy(),
+        clients=config.clients,
+        seed=config.seed,
+        alpha=config.alpha,
+        lda=config.lda,
+        shards_per_client=config.shards_per_client,
+        domain_train=None if dataset.domain_train is None else dataset.domain_train.numpy(),
+        domain_test=None if dataset.domain_test is None else dataset.domain_test.numpy(),
+        clients_per_domain=config.clients_per_domain or None,
+    )
+    return Federation(dataset, partition), config
+
+
+def default_directory(config: RunConfig, dataset: str) -> Path:
+    """runs/<time>-<dataset>-<algorithm>-<seed>, with a counter where that exists."""
+    time = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in dataset).strip("-")
+    path = Path("runs") / f"{time}-{name}-{config.algorithm}-{config.seed}"
+    count = 1
+    while path.exists():
+        count += 1
+        path = path.with_name(f"{time}-{name}-{config.algorithm}-{config.seed}-{count}")
+    return path
+
+
+def prepare(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
+    """Everything that can go wrong with the input goes wrong here, before a file is written."""
+    config, label = settings_of(arguments)
+    out: Path | None = arguments.resume or arguments.out
+    if arguments.out is not None and arguments.out.exists():
+        raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
+    saved = arguments.resume / report.PARTITION if arguments.resume else None
+    federation, config = build_federation(config, saved)
+    simulator = Simulator(federation, config)
+    if arguments.resume:
+        check_same_data(arguments.resume, federation)
+        if (out_checkpoint := arguments.resume / report.CHECKPOINT).exists():
+            load_checkpoint(out_checkpoint, simulator)
+    return simulator, out or default_directory(config, federation.dataset.name), label
+
+
+def check_same_data(folder: Path, federation: Federation) -> None:
+    """A resumed run must see the data it began with."""
+    import json
+
+    began = json.loads((folder / report.MANIFEST).read_text())["data"]
+    now = report.data_facts(federation)
+    if began["sha256"] != now["sha256"]:
+        raise ConfigError(
+            f"--resume {folder}: the run began on {began['name']} ({began['sha256'][:12]}), but "
+            f"{now['name']} ({now['sha256'][:12]}) was found now. Give the same --data-dir"
+        )
+
+
+def train(simulator: Simulator, out: Path) -> Result:
+    """All remaining rounds, each recorded as it ends; a checkpoint however it ends."""
+    config = simulator.config
+    result = Result(report.read_rounds(out, last=simulator.round))
+    report.rewrite_rounds(out, result.records)
+    bar = Progress(config.rounds, simulator.cohort_size, done=simulator.round)
+    try:
+        for record in simulator.rounds(bar.client):
+            result.records.append(record)
+            report.append_round(out, record)
+            bar.round(record)
+            if record.round % config.checkpoint_every == 0:
+                save_checkpoint(out / report.CHECKPOINT, simulator)
+    finally:
+        bar.close()
+        save_checkpoint(out / report.CHECKPOINT, simulator)
+    return result
+
+
+def show_start(simulator: Simulator, out: Path, label: str) -> None:
+    config, federation = simulator.config, simulator.federation
+    lines = [
+        f"c2v_sim: {federation.dataset.name}, {federation.partition.convention}, "
+        f"{federation.partition.clients} clients, cohort {simulator.cohort_size}",
+        f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
+        f"{config.rounds} rounds × {config.local_epochs} local epochs, seed {config.seed}, "
+        f"{simulator.lanes.count} lanes on {simulator.device}",
+        f"  settings: {label}" + (", a short run, not the paper's" if label == "quick" else ""),
+        f"  run directory: {out}",
+    ]
+    if simulator.device.type == "cpu" and native_missing:
+        lines.append(f"  torch references run instead of the native operators: {native_missing}")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> None:
+    best, final = result.best, result.final
+    dataset, config = simulator.federation.dataset, simulator.config
+    rows = [
+        ("mean over clients", best.accuracy, final.accuracy),
+        ("weighted by samples", best.accuracy_weighted, final.accuracy_weighted),
+        ("worst 10 % of clients", best.accuracy_worst10, final.accuracy_worst10),
+        ("whole test set", best.accuracy_global, final.accuracy_global),
+    ]
+    print(f"\n{dataset.name}, {config.model}, {config.algorithm}, seed {config.seed}, {label}")
+    print(f"{'test accuracy':<24}{f'best (round {best.round})':>18}{f'last ({final.round})':>12}")
+    for name, at_best, at_end in rows:
+        print(f"{name:<24}{percent(at_best):>18}{percent(at_end):>12}")
+    print(f"run directory: {out}")
+
+
+def fail(code: int, message: str) -> int:
+    print(f"c2v_sim: error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+
+    def terminate(signum: int, frame: object) -> NoReturn:
+        raise Terminated
+
+    arguments = parser().parse_args(argv)
+    try:
+        if arguments.print_config:
+            print(to_toml(settings_of(arguments)[0]), end="")
+            return 0
+        simulator, out, label = prepare(arguments)
+    except (ValueError, OSError) as error:
+        return fail(2, str(error))
+    except KeyboardInterrupt:
+        return fail(130, "interrupted before training; nothing was written")
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        if not arguments.resume:
+            report.create_run_directory(out, simulator, label)
+        show_start(simulator, out, label)
+        result = train(simulator, out)
+        report.finish(out, simulator, result)
+        show_result(simulator, result, out, label)
+        return 0
+    except TrainingError as error:
+        return fail(1, f"{error}. Rounds up to {simulator.round} are kept in {out}")
+    except KeyboardInterrupt as stop:
+        code, word = (143, "terminated") if isinstance(stop, Terminated) else (130, "interrupted")
+        again = f"python -m c2v_sim.run --resume {out}"
+        return fail(code, f"{word} after round {simulator.round}; go on with: {again}")
+    except OSError as error:
+        what = f"cannot write {error.filename or out}: {error.strerror}"
+        return fail(1, f"{what}. Free some space, then: python -m c2v_sim.run --resume {out}")
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        simulator.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

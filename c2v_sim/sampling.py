@@ -1,0 +1,19 @@
+"""Stage 6: who trains this round. A policy maps (seed, round, clients, k) to ascending ids.
+
+Uniform sampling draws one Gumbel variate a client and takes the k largest: the same stream that
+similarity-steered sampling adds its scores to, so both begin with the same cohort.
+"""
+
+import numpy as np
+
+from c2v_sim.seeding import SAMPLING, rng
+
+
+def uniform(seed: int, round: int, clients: int, k: int) -> np.ndarray:
+    """k of `clients` ids, uniform without replacement, ascending."""
+    noise = rng(seed, SAMPLING, round).gumbel(size=clients)
+    # A stable sort of the negated noise breaks ties by the lower id.
+    return np.sort(np.argsort(-noise, kind="stable")[:k])
+
+
+SAMPLERS = {"uniform": uniform}
