@@ -61,21 +61,20 @@ def train_client(
     """Train `row` on samples `ids`; the mean training loss as a 0-d tensor on the device."""
     parameters = lane.model.bind(cohort, row)
     gradients = lane.model.gradients.zero_()
-    momentum = lane.momentum if how.momentum else None
+    momentum = lane.momentum.zero_() if how.momentum else None
     module = lane.model.module.train()
     order = rng(how.seed, SHUFFLE, round, client)
     flip_crop = None
     if how.augment:
         flip_crop = torch.Generator().manual_seed(torch_seed(how.seed, round, client))
     total, seen = torch.zeros((), device=data.device), 0
-    first = True
     for _ in range(how.epochs):
         shuffled = torch.from_numpy(ids[order.permutation(len(ids))]).to(data.device)
         for begin, end in batch_bounds(len(ids), how.batch_size):
             if stopped():
                 raise Interrupted
             x, y = data.batch(shuffled[begin:end], flip_crop)
-            loss = F.cross_entropy(module(x), y)
+            loss = F.cross_entropy(module.classifier(module.features(x)), y)
             loss.backward()
             ops.sgd_step_(
                 parameters,
@@ -84,12 +83,10 @@ def train_client(
                 lr=how.lr,
                 momentum=how.momentum,
                 weight_decay=how.weight_decay,
-                first_step=first,
                 zero_grads=True,
             )
             total += loss.detach() * (end - begin)
             seen += end - begin
-            first = False
     return total / seen
 
 

@@ -19,8 +19,9 @@ import tomli_w
 
 from c2v_sim.aggregation import ALGORITHMS
 from c2v_sim.datasets import DATASETS
+from c2v_sim.dirichlet import LDA
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
-from c2v_sim.partition import LDA, PARTITIONERS
+from c2v_sim.partition import PARTITIONERS
 
 PRESETS = ("quick", "paper")
 AUGMENTATIONS = ("none", "crop-flip")
@@ -51,12 +52,12 @@ class RunConfig:
     clients: int = option(100, "number of clients", least=1)
     partition: str = option("dirichlet", "how samples are dealt to clients", tuple(PARTITIONERS))
     alpha: float = option(0.1, "Dirichlet concentration; small: few classes a client")
-    lda: str = option("per_client", "Dirichlet convention", LDA)
+    lda: str = option("per_client", "Dirichlet convention", tuple(LDA))
     shards_per_client: int = option(2, "label shards a client gets (shards)", least=1)
     clients_per_domain: int = option(0, "clients a domain (by-domain); 0: from clients", least=0)
 
     model: str = option("cnn", "client model", tuple(MODELS))
-    norm: str = option("batch", "normalisation of the residual networks", NORMS)
+    norm: str = option("batch", "normalisation of the residual networks", tuple(NORMS))
     algorithm: str = option("fedavg", "federated algorithm", tuple(ALGORITHMS))
     rounds: int = option(100, "communication rounds", least=1)
     participation: float = option(0.1, "share of the clients in a round's cohort")

@@ -43,9 +43,11 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
     def work(lane: Lane, begin: int) -> None:
         ids = torch.arange(begin, min(begin + BATCH, len(data)), device=data.device)
         lane.model.bind(server, 0)
+        module = lane.model.module.eval()
         with torch.no_grad():
             x, y = data.batch(ids)
-            marks[ids] = lane.model.module.eval()(x).argmax(dim=1) == y
+            logits = module.classifier(module.features(x))
+            marks[ids] = logits.argmax(dim=1) == y
 
     for _ in lanes.run(work, range(0, len(data), BATCH)):
         pass

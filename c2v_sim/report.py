@@ -25,13 +25,12 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
-from c2v_sim import ops
 from c2v_sim.checkpoint import write_atomically
 from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.evaluation import PROTOCOL
 from c2v_sim.federation import Federation
 from c2v_sim.models import NORMED_MODELS
-from c2v_sim.ops._dispatch import native_missing
+from c2v_sim.ops._dispatch import OPERATORS, native_missing
 from c2v_sim.simulator import Result, RoundRecord, Simulator
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
@@ -105,7 +104,7 @@ def backend_facts(device: torch.device) -> dict[str, Any]:
     rows = torch.zeros(1, 1, device=device)
     return {
         "device": str(device),
-        "operators": ops.weighted_sum_operator.choose(None, rows, rows[0], rows[0]),
+        "operators": OPERATORS["weighted_sum"].choose(None, rows, rows[0], rows[0]),
         "native_missing": native_missing,
         "intra_op_threads_per_lane": 1,
     }

@@ -62,6 +62,9 @@ def _triton_missing(on_cpu: bool) -> str | None:
     return None
 
 
+OPERATORS: dict[str, "Operator"] = {}  # all that exist, in the order of their files
+
+
 class Operator:
     """One operator's backends; calling it dispatches. Built once, at import, by each op file."""
 
@@ -86,6 +89,7 @@ class Operator:
         """
         self.name, self.schema, self.reference, self.dtypes = name, schema, reference, tuple(dtypes)
         self.has_triton = triton
+        OPERATORS[name] = self
         qualified = []
         if native_missing is None and hasattr(torch.ops.c2v_sim, name):
             qualified.append(f"c2v_sim::{name}")
