@@ -3,5 +3,8 @@
 #include "ops.h"
 
 STABLE_TORCH_LIBRARY(c2v_sim, m) {
+  m.def(
+      "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
+      "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");
   m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");
 }

@@ -4,6 +4,7 @@
 Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 """
 
+from c2v_sim.ops.sgd_step import sgd_step_
 from c2v_sim.ops.weighted_sum import weighted_sum
 
-__all__ = ["weighted_sum"]
+__all__ = ["sgd_step_", "weighted_sum"]
