@@ -1,1 +1,36 @@
-"""c2v_sim: federated learning, simulated fast and exactly."""
+"""c2v_sim: federated learning, simulated fast and exactly.
+
+The way of the data, a file a stage:
+
+  1  datasets.py     images and labels, with their source and hash
+  2  partition.py    labels → sample ids of each client
+  6  sampling.py     who trains this round
+  7a arena.py        client models as rows of one buffer
+  7b cohort.py       trains a cohort, on the lanes of lanes.py
+  8  aggregation.py  the cohort's rows → the next global model
+  9  evaluation.py   accuracy on every client
+  10 report.py       the run directory
+
+simulator.py is the loop over 6 to 9; run.py the command. Stages 3 to 5 (embeddings, index
+network, client index) give every client a vector before training; they are not part of this
+version yet. ops/ holds the fused operators.
+"""
+
+from c2v_sim.config import RunConfig, preset
+from c2v_sim.datasets import Dataset, load_dataset
+from c2v_sim.federation import Federation
+from c2v_sim.partition import Partition, make_partition
+from c2v_sim.simulator import Result, RoundRecord, Simulator
+
+__all__ = [
+    "Dataset",
+    "Federation",
+    "Partition",
+    "Result",
+    "RoundRecord",
+    "RunConfig",
+    "Simulator",
+    "load_dataset",
+    "make_partition",
+    "preset",
+]

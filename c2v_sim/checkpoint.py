@@ -16,13 +16,16 @@ from safetensors.torch import save_file
 from c2v_sim.simulator import Simulator
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file beside `path`, flush it to disk, and rename it there."""
     temporary = path.with_name(path.name + ".partial")
     try:
+        temporary.touch()  # some writers create files that only the owner may read
+        mode = temporary.stat().st_mode
         write(temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        temporary.chmod(mode)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from c2v_sim import ops
 from c2v_sim.arena import Arena
 from c2v_sim.lanes import Lane, Lanes
+from c2v_sim.models import logits
 from c2v_sim.resident import ResidentData
 from c2v_sim.seeding import SHUFFLE, rng, torch_seed
 
@@ -41,7 +42,7 @@ class LocalTraining:
 
 
 def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:
-    """Begin and end of each batch; a last batch of one sample is left out (batch norm needs two)."""
+    """Begin and end of each batch; a last batch of one sample is dropped (batch norm fails)."""
     if samples > 1 and batch_size > 1 and samples % batch_size == 1:
         samples -= 1
     return [(s, min(s + batch_size, samples)) for s in range(0, samples, batch_size)]
@@ -74,7 +75,7 @@ def train_client(
             if stopped():
                 raise Interrupted
             x, y = data.batch(shuffled[begin:end], flip_crop)
-            loss = F.cross_entropy(module.classifier(module.features(x)), y)
+            loss = F.cross_entropy(logits(module, x), y)
             loss.backward()
             ops.sgd_step_(
                 parameters,

@@ -92,12 +92,22 @@ class RunConfig:
                 f"known indices of this version: {', '.join(INDICES)}"
             )
         if (self.train_size or self.test_size) and self.dataset != "shapes":
-            raise ConfigError(f"train_size and test_size set the size of shapes, not {self.dataset}")
+            raise ConfigError(f"train_size and test_size are for shapes, not {self.dataset}")
+
+
+_KINDS: dict[Any, Any] = {int: int, float: (int, float), bool: bool, str: str}
+_KIND_NAMES: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+}
 
 
 def _check_field(f: dataclasses.Field, value: Any) -> None:
-    kinds = {int: (int,), float: (int, float), bool: (bool,), str: (str,)}.get(f.type, (tuple,))
-    if not isinstance(value, kinds) or (isinstance(value, bool) and f.type is not bool):
+    if not isinstance(value, _KINDS.get(f.type, tuple)) or (
+        isinstance(value, bool) and f.type is not bool
+    ):
         raise ConfigError(f"{f.name} must be {_type_name(f)}, got {value!r}")
     choices, least = f.metadata["choices"], f.metadata["least"]
     for item in value if isinstance(value, tuple) else (value,):
@@ -108,8 +118,7 @@ def _check_field(f: dataclasses.Field, value: Any) -> None:
 
 
 def _type_name(f: dataclasses.Field) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-    return names.get(f.type, "a list of texts")
+    return _KIND_NAMES.get(f.type, "a list of texts")
 
 
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(RunConfig)}
@@ -137,7 +146,7 @@ def make_config(
             near = difflib.get_close_matches(key, FIELDS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"unknown setting {key!r}{hint} Known: {', '.join(FIELDS)}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     config = dataclasses.replace(base or RunConfig(), **values)
     for key, (other, allowed) in _NEEDS.items():
         typed = key in flags or (key in given and given[key] != FIELDS[key].default)

@@ -13,6 +13,7 @@ import torch
 
 from c2v_sim.arena import Arena
 from c2v_sim.lanes import Lane, Lanes
+from c2v_sim.models import logits
 from c2v_sim.partition import Partition
 from c2v_sim.resident import ResidentData
 
@@ -46,8 +47,7 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
         module = lane.model.module.eval()
         with torch.no_grad():
             x, y = data.batch(ids)
-            logits = module.classifier(module.features(x))
-            marks[ids] = logits.argmax(dim=1) == y
+            marks[ids] = logits(module, x).argmax(dim=1) == y
 
     for _ in lanes.run(work, range(0, len(data), BATCH)):
         pass

@@ -30,7 +30,9 @@ def lane_count(requested: int, device: torch.device) -> int:
         return requested
     if device.type != "cpu":
         return 1
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # what this process may use, not what the machine has
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Lane:
@@ -65,7 +67,9 @@ class Lanes:
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         for _ in range(count):
             self._free.put(Lane(copy.deepcopy(model), layout, device))
-        self._threads = ThreadPoolExecutor(count, "lane", initializer=torch.set_num_threads, initargs=(1,))
+        self._threads = ThreadPoolExecutor(
+            count, "lane", initializer=torch.set_num_threads, initargs=(1,)
+        )
 
     def run(
         self, work: Callable[[Lane, Item], Result], items: Sequence[Item]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -154,6 +155,11 @@ def build_model(
         raise ValueError(f"{name}: input_shape must have positive sizes, got {input_shape}")
     with seeded_construction(seed):
         return MODELS[name](classes, tuple(input_shape), norm)
+
+
+def logits(module: Any, x: Tensor) -> Tensor:  # [B, …] -> [B, K]
+    """classifier(features(x)): all that the simulator asks of a model."""
+    return module.classifier(module.features(x))
 
 
 def check_model(module: object) -> None:

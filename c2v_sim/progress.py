@@ -16,7 +16,9 @@ def percent(share: float | None) -> str:
 class Progress:
     """Counts trained clients (rounds are too coarse for an ETA) and shows each round's result."""
 
-    def __init__(self, rounds: int, cohort: int, done: int = 0, stream: TextIO | None = None) -> None:
+    def __init__(
+        self, rounds: int, cohort: int, done: int = 0, stream: TextIO | None = None
+    ) -> None:
         self.stream = stream or sys.stderr
         self.rounds, self.first, self.start = rounds, done, time.perf_counter()
         self.bar = None

@@ -1,20 +1,18 @@
 """Stage 10: the run directory. Everything that a result needs to be believed and repeated.
 
-  config.toml        every setting
-  manifest.json      data source and hash, partition, evaluation, versions, commit, machine
-  partition.npz      which sample belongs to which client
-  rounds.jsonl       one record a round, on disk as soon as the round is done
-  checkpoint.safetensors   where `--resume` goes on
-  model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
+config.toml        every setting
+manifest.json      data source and hash, partition, evaluation, versions, commit, machine
+partition.npz      which sample belongs to which client
+rounds.jsonl       one record a round, on disk as soon as the round is done
+checkpoint.safetensors   where `--resume` goes on
+model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
 """
 
 import dataclasses
 import json
 import os
 import platform
-import shlex
 import subprocess
-import sys
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -38,23 +36,21 @@ ROUNDS, CHECKPOINT, RESULT = "rounds.jsonl", "checkpoint.safetensors", "result.j
 MODEL, PICTURE = "model.safetensors", "accuracy.png"
 
 
-def create_run_directory(
-    path: Path, simulator: Simulator, label: str, now: datetime | None = None
-) -> None:
+def create_run_directory(path: Path, simulator: Simulator, label: str, command: str) -> None:
     """Make `path`, which must not exist, and write what is known before training."""
     path.mkdir(parents=True, exist_ok=False)
     write_text(path / CONFIG, to_toml(simulator.config))
-    write_text(path / MANIFEST, to_json(manifest(simulator, label, now or datetime.now(UTC))))
+    write_text(path / MANIFEST, to_json(manifest(simulator, label, command)))
     simulator.federation.partition.save(path / PARTITION)
 
 
-def manifest(simulator: Simulator, label: str, now: datetime) -> dict[str, Any]:
+def manifest(simulator: Simulator, label: str, command: str) -> dict[str, Any]:
     """What produced this run, as plain data."""
     config, federation = simulator.config, simulator.federation
     return {
         "preset": label,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "started": now.isoformat(timespec="seconds"),
+        "command": command,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "data": data_facts(federation),
         "partition": {
             "convention": federation.partition.convention,
@@ -144,7 +140,8 @@ def machine(device: torch.device) -> dict[str, Any]:
 def cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        named = (line for line in lines if line.startswith("model name"))
+        return next(named).split(":", 1)[1].strip()
     except (OSError, StopIteration):
         return platform.processor() or platform.machine()
 
@@ -226,7 +223,7 @@ def plot_accuracy(path: Path, result: Result, title: str) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    write_atomically(path, lambda p: p.write_text(text) and None)
+    write_atomically(path, lambda p: p.write_text(text))
 
 
 def to_json(data: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Data that stays on the device: uint8 images, one tensor; a batch is gathered and normalised there.
+"""Data that stays on the device: one uint8 tensor; batches are gathered and normalised there.
 
 Images are stored [N, H, W, C], so the permuted batch is channels_last without a copy. Data that
 is already floating point (a user's features) is handed on as it is.

@@ -6,6 +6,8 @@ Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143 S
 
 import argparse
 import dataclasses
+import json
+import shlex
 import signal
 import sys
 from datetime import UTC, datetime
@@ -159,8 +161,6 @@ def prepare(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
 
 def check_same_data(folder: Path, federation: Federation) -> None:
     """A resumed run must see the data it began with."""
-    import json
-
     began = json.loads((folder / report.MANIFEST).read_text())["data"]
     now = report.data_facts(federation)
     if began["sha256"] != now["sha256"]:
@@ -245,7 +245,8 @@ def main(argv: list[str] | None = None) -> int:
     previous = signal.signal(signal.SIGTERM, terminate)
     try:
         if not arguments.resume:
-            report.create_run_directory(out, simulator, label)
+            command = shlex.join(["python", "-m", "c2v_sim.run", *(argv or sys.argv[1:])])
+            report.create_run_directory(out, simulator, label, command)
         show_start(simulator, out, label)
         result = train(simulator, out)
         report.finish(out, simulator, result)

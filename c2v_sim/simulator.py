@@ -75,7 +75,11 @@ class Simulator:
     """One federated run: the global model, its clients' rows, and the loop over rounds."""
 
     def __init__(
-        self, federation: Federation, config: RunConfig | None = None, *, model: nn.Module | None = None
+        self,
+        federation: Federation,
+        config: RunConfig | None = None,
+        *,
+        model: nn.Module | None = None,
     ) -> None:
         """`config.clients`, dataset and partition fields are taken from `federation` instead."""
         self.federation, self.config = federation, config or RunConfig()
@@ -96,9 +100,8 @@ class Simulator:
         self.server = Arena(self.layout, 1, self.device)  # row 0: the global model
         self.server.read(model, 0)
         self.cohort = Arena(self.layout, self.cohort_size, self.device)
-        self.lanes = Lanes(
-            model, self.layout, min(lane_count(config.lanes, self.device), self.cohort_size), self.device
-        )
+        lanes = min(lane_count(config.lanes, self.device), self.cohort_size)
+        self.lanes = Lanes(model, self.layout, lanes, self.device)
         scale = (dataset.mean, dataset.std, self.device)
         self.train_data = ResidentData(dataset.x_train, dataset.y_train, *scale)
         self.test_data = ResidentData(dataset.x_test, dataset.y_test, *scale)

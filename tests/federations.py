@@ -1,0 +1,27 @@
+"""Small federations for the tests: random images with a learnable signal, uneven clients."""
+
+import numpy as np
+
+from c2v_sim import Federation
+
+
+def image_federation(clients=6, classes=4, smallest=3, side=16, seed=0):
+    """uint8 side×side RGB images whose class shifts the colour; client i has smallest + 7 i."""
+    g = np.random.default_rng(seed)
+    sizes = [smallest + 7 * i for i in range(clients)]
+    ids, test_ids = np.repeat(np.arange(clients), sizes), np.repeat(np.arange(clients), 5)
+    y, y_test = (g.integers(0, classes, len(n)) for n in (ids, test_ids))
+
+    def images(labels):
+        noise = g.integers(0, 128, (len(labels), side, side, 3))
+        return (noise + 30 * labels[:, None, None, None]).astype(np.uint8)
+
+    return Federation.from_arrays(
+        images(y),
+        y,
+        ids,
+        x_test=images(y_test),
+        y_test=y_test,
+        client_ids_test=test_ids,
+        class_names=[f"class {c}" for c in range(classes)],
+    )
