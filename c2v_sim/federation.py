@@ -60,7 +60,8 @@ class Federation:
         """A federation of the clients named in `client_ids` (integers or strings, one a sample).
 
         x: uint8 images [N, H, W, C], normalised by `mean` and `std` (default: those of the
-        training images), or float features [N, …], used as they are. y: integer classes [N].
+        training images), or float features [N, …], which reach the model as they are (the image
+        models expect uint8). y: integer classes [N].
         Without test arrays, `test_fraction` of each client's samples (rounded down, at least one
         stays for training) become its test set.
         """
