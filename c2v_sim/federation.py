@@ -7,7 +7,6 @@ each sample, with or without test arrays of the same form.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from c2v_sim.datasets import Dataset
+from c2v_sim.datasets import Dataset, content_hash
 from c2v_sim.partition import Partition, make_partition
 from c2v_sim.seeding import PARTITION, rng
 
@@ -61,7 +60,8 @@ class Federation:
         """A federation of the clients named in `client_ids` (integers or strings, one a sample).
 
         x: uint8 images [N, H, W, C], normalised by `mean` and `std` (default: those of the
-        training images), or float features [N, …], used as they are. y: integer classes [N].
+        training images), or float features [N, …], which reach the model as they are (the image
+        models expect uint8). y: integer classes [N].
         Without test arrays, `test_fraction` of each client's samples (rounded down, at least one
         stays for training) become its test set.
         """
@@ -82,15 +82,10 @@ class Federation:
                 f"from_arrays: x and x_test must agree in shape and dtype, got "
                 f"{train.x.dtype} {train.x.shape} and {test.x.dtype} {test.x.shape}"
             )
-        names = _class_names(class_names, max(train.y.max(), test.y.max(initial=0)))
-        mean_std = _normalisation(train.x, mean, std)
-        arrays = (train.x, train.y, test.x, test.y)
-        dataset = Dataset(
-            name, *arrays, names, *mean_std, source="arrays", sha256=_content_hash(arrays)
-        )
         partition = make_partition(
             "natural", train.y, test.y, natural_train=train.owner, natural_test=test.owner
         )
+        dataset = _dataset(name, train, test, class_names, mean, std)
         return cls(dataset, dataclasses.replace(partition, convention=origin))
 
 
@@ -102,6 +97,32 @@ class _Samples:
 
     def take(self, ids: np.ndarray) -> _Samples:
         return _Samples(self.x[ids], self.y[ids], self.owner[ids])
+
+
+def _dataset(
+    name: str,
+    train: _Samples,
+    test: _Samples,
+    class_names: Sequence[str] | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Dataset:
+    x_train, y_train, x_test, y_test = map(torch.from_numpy, (train.x, train.y, test.x, test.y))
+    mean, std = _normalisation(train.x, mean, std)
+    return Dataset(
+        name=name,
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        class_names=_class_names(class_names, int(max(train.y.max(), test.y.max()))),
+        mean=mean,
+        std=std,
+        source="arrays",
+        sha256=content_hash(
+            {"x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test}
+        ),
+    )
 
 
 def _samples(suffix: str, x: Array, y: Array, client_ids: Array) -> _Samples:
@@ -117,17 +138,19 @@ def _samples(suffix: str, x: Array, y: Array, client_ids: Array) -> _Samples:
             f"got {x.dtype} {x.shape}"
         )
     for name, array, kinds in (("y", y, "iu"), ("client_ids", owner, "iuUS")):
-        if array.shape != (len(x),) or (len(x) and array.dtype.kind not in kinds):
+        if array.shape != (len(x),) or array.dtype.kind not in kinds:
             raise ValueError(
                 f"from_arrays: {name}{suffix} must be [{len(x)}], one "
                 f"{'integer' if name == 'y' else 'integer or string'} for each row of x{suffix}, "
                 f"got {array.dtype} {array.shape}"
             )
-    if not len(x) and not suffix:
-        raise ValueError("from_arrays: x is empty; at least one training sample is needed")
+    if not len(x):
+        raise ValueError(f"from_arrays: x{suffix} is empty; at least one sample is needed")
     if y.min(initial=0) < 0:
         raise ValueError(f"from_arrays: y{suffix} must be >= 0, got {y.min()}")
-    return _Samples(x, y.astype(np.int64, copy=False), owner)
+    # Tensors share memory with arrays that are contiguous and writable only.
+    x, y = np.require(x, requirements=["C", "W"]), np.require(y, np.int64, ["C", "W"])
+    return _Samples(x, y, owner)
 
 
 def _numpy(array: Array) -> np.ndarray:
@@ -139,8 +162,8 @@ def _numpy(array: Array) -> np.ndarray:
 
 
 def _split(samples: _Samples, test_fraction: float, seed: int) -> tuple[_Samples, _Samples]:
-    if not 0 <= test_fraction < 1:
-        raise ValueError(f"from_arrays: test_fraction must be in [0, 1), got {test_fraction}")
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"from_arrays: test_fraction must be in (0, 1), got {test_fraction}")
     generator = rng(seed, PARTITION)
     is_test = np.zeros(len(samples.y), dtype=bool)
     by_owner = make_partition(
@@ -150,6 +173,11 @@ def _split(samples: _Samples, test_fraction: float, seed: int) -> tuple[_Samples
         # The tiny term undoes binary rounding: 0.29 · 100 is 28.999…
         count = min(int(test_fraction * len(ids) + 1e-9), len(ids) - 1)
         is_test[generator.permutation(ids)[:count]] = True
+    if not is_test.any():
+        raise ValueError(
+            f"from_arrays: test_fraction {test_fraction} leaves no test sample in any of the "
+            f"{len(by_owner)} clients; give a larger one, or x_test, y_test and client_ids_test"
+        )
     return samples.take(np.flatnonzero(~is_test)), samples.take(np.flatnonzero(is_test))
 
 
@@ -196,11 +224,3 @@ def _channel_statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, 
         variance = float(counts @ (levels - mean[-1]) ** 2 / counts.sum())
         std.append(variance**0.5 or 1.0)  # a constant channel stays finite
     return tuple(mean), tuple(std)
-
-
-def _content_hash(arrays: Sequence[np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for array in arrays:
-        digest.update(f"{array.dtype.str} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()

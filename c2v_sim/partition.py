@@ -23,15 +23,14 @@ import numpy as np
 from c2v_sim.dirichlet import LDA, MIN_SIZE
 from c2v_sim.seeding import PARTITION, rng
 
-# What numpy and zipfile raise, besides ValueError, on damaged files.
+FILE_ARRAYS = (
+    *("train_ids", "train_sizes", "test_ids", "test_sizes"),
+    *("domains", "convention", "sha256"),
+)
+# What numpy and zipfile raise on damaged files.
 UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RuntimeError,
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, TypeError),
+    *(ValueError, AttributeError, RuntimeError, MemoryError),
 )
 
 
@@ -46,10 +45,10 @@ class Partition:
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
-            lists = tuple(_frozen_ids(ids) for ids in getattr(self, name))
+            lists = tuple(_copied_ids(ids) for ids in getattr(self, name))
             object.__setattr__(self, name, lists)
             joined = np.concatenate(lists) if lists else np.empty(0, np.int64)
-            if joined.size and (joined.min() < 0 or np.bincount(joined).max() > 1):
+            if joined.min(initial=0) < 0 or len(np.unique(joined)) < len(joined):
                 raise ValueError(
                     f"Partition: {name} ids must be >= 0 and belong to one client only"
                 )
@@ -88,12 +87,14 @@ class Partition:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a compressed npz; the file appears complete or not at all."""
         path = Path(path)
-        arrays: dict[str, Any] = {"convention": self.convention, "sha256": self.sha256}
+        arrays: dict[str, Any] = {
+            "convention": self.convention,
+            "sha256": self.sha256,
+            "domains": np.array(self.domains or (), dtype=np.int64),
+        }
         for name, lists in (("train", self.train), ("test", self.test)):
             arrays[f"{name}_ids"] = np.concatenate(lists)
             arrays[f"{name}_sizes"] = np.array([len(ids) for ids in lists], dtype=np.int64)
-        if self.domains is not None:
-            arrays["domains"] = np.array(self.domains, dtype=np.int64)
         temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
             with temporary.open("wb") as file:
@@ -105,36 +106,34 @@ class Partition:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:
         """Read what `save` wrote; ValueError names a file that is damaged or something else."""
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                lists = {
-                    name: tuple(_unjoin(file[f"{name}_ids"], file[f"{name}_sizes"]))
-                    for name in ("train", "test")
-                }
-                domains = tuple(map(int, file["domains"])) if "domains" in file else None
-                convention, sha256 = str(file["convention"]), str(file["sha256"])
-            partition = cls(lists["train"], lists["test"], convention, domains)
-        except (*UNREADABLE, ValueError) as error:
-            raise ValueError(f"{path}: not a readable partition file ({error})") from error
-        if partition.sha256 != sha256:
+        with open(path, "rb") as raw:
+            try:
+                with np.load(raw, allow_pickle=False) as file:
+                    arrays = {name: file[name] for name in FILE_ARRAYS}
+                train = _unjoin(arrays["train_ids"], arrays["train_sizes"])
+                test = _unjoin(arrays["test_ids"], arrays["test_sizes"])
+                domains = tuple(arrays["domains"].tolist()) or None
+                partition = cls(train, test, str(arrays["convention"]), domains)
+            except UNREADABLE as error:
+                raise ValueError(f"{path}: not a readable partition file ({error})") from error
+        if partition.sha256 != str(arrays["sha256"]):
             raise ValueError(
                 f"{path}: sample ids do not match the stored hash; the file is damaged"
             )
         return partition
 
 
-def _frozen_ids(ids: np.ndarray) -> np.ndarray:
+def _copied_ids(ids: np.ndarray) -> np.ndarray:
     ids = np.array(ids, dtype=np.int64)  # a copy: the partition must not change with its source
     if ids.ndim != 1:
         raise ValueError(f"Partition: ids of a client must be [N_i], got {ids.shape}")
-    ids.setflags(write=False)
     return ids
 
 
-def _unjoin(ids: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+def _unjoin(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
     if sizes.sum() != len(ids):
         raise ValueError(f"{len(ids)} ids for sizes that sum to {sizes.sum()}")
-    return np.split(ids, np.cumsum(sizes)[:-1])
+    return tuple(np.split(ids, np.cumsum(sizes)[:-1]))
 
 
 def dirichlet(

@@ -19,10 +19,10 @@ IDS = np.arange(60) % 6
 def test_images_stay_uint8_and_are_split_per_client():
     federation = Federation.from_arrays(IMAGES, Y, IDS)
     data, partition = federation.dataset, federation.partition
-    assert data.x_train.dtype == np.uint8
+    assert data.x_train.dtype == torch.uint8
     assert data.x_train.shape == (48, 8, 8, 3)
     assert data.x_test.shape == (12, 8, 8, 3)
-    assert data.y_train.dtype == np.int64
+    assert data.y_train.dtype == torch.int64
     assert data.class_names == ("0", "1", "2", "3")
     assert (partition.sizes == 8).all()
     assert [len(ids) for ids in partition.test] == [2] * 6
@@ -34,12 +34,12 @@ def test_each_sample_goes_to_its_client_once():
     federation = Federation.from_arrays(x, Y, IDS, test_fraction=0.35)
     data = federation.dataset
     for client in range(6):
-        train = data.x_train[federation.partition.train[client], 0].astype(int)
-        test = data.x_test[federation.partition.test[client], 0].astype(int)
+        train = data.x_train[federation.partition.train[client], 0].int().numpy()
+        test = data.x_test[federation.partition.test[client], 0].int().numpy()
         assert len(test) == 3
         assert sorted([*train, *test]) == np.flatnonzero(client == IDS).tolist()
-        assert (data.y_train[federation.partition.train[client]] == Y[train]).all()
-        assert (data.y_test[federation.partition.test[client]] == Y[test]).all()
+        assert data.y_train[federation.partition.train[client]].tolist() == Y[train].tolist()
+        assert data.y_test[federation.partition.test[client]].tolist() == Y[test].tolist()
 
 
 def test_given_test_arrays_are_used_as_they_are():
@@ -53,7 +53,7 @@ def test_given_test_arrays_are_used_as_they_are():
         class_names=list("abcde"),
     )
     data = federation.dataset
-    assert data.x_train.dtype == data.x_test.dtype == np.float32
+    assert data.x_train.dtype == data.x_test.dtype == torch.float32
     np.testing.assert_array_equal(data.x_train, FEATURES.astype(np.float32))
     assert [ids.tolist() for ids in federation.partition.test] == [[1], [], [3], [], [], [0, 2]]
     assert data.classes == 5
@@ -67,7 +67,7 @@ def test_tensors_lists_and_string_ids():
         torch.tensor(FEATURES, dtype=torch.bfloat16, requires_grad=True), torch.tensor(Y), names
     )
     assert federation.partition.clients == 6
-    assert federation.dataset.x_train.dtype == np.float32
+    assert federation.dataset.x_train.dtype == torch.float32
     arrays = Federation.from_arrays(torch.tensor(IMAGES), Y.tolist(), torch.tensor(IDS))
     assert arrays.partition.sha256 == federation.partition.sha256
     assert arrays.dataset.sha256 == Federation.from_arrays(IMAGES, Y, IDS).dataset.sha256
@@ -75,7 +75,7 @@ def test_tensors_lists_and_string_ids():
 
 def test_default_normalisation_is_that_of_the_training_images():
     data = Federation.from_arrays(IMAGES, Y, IDS).dataset
-    scaled = data.x_train / 255.0
+    scaled = data.x_train.numpy() / 255.0
     np.testing.assert_allclose(data.mean, scaled.mean((0, 1, 2)), rtol=1e-12)
     np.testing.assert_allclose(data.std, scaled.std((0, 1, 2)), rtol=1e-12)
     black = Federation.from_arrays(np.zeros_like(IMAGES), Y, IDS).dataset
@@ -87,7 +87,7 @@ def test_default_normalisation_is_that_of_the_training_images():
 def test_statistics_over_several_slices():
     images = np.random.default_rng(1).integers(0, 256, (2500, 2, 3, 1), dtype=np.uint8)
     data = Federation.from_arrays(images, np.arange(2500) % 3, np.arange(2500) % 9).dataset
-    np.testing.assert_allclose(data.std, [(data.x_train / 255.0).std()], rtol=1e-12)
+    np.testing.assert_allclose(data.std, [(data.x_train.numpy() / 255.0).std()], rtol=1e-12)
 
 
 def test_seed_and_content_decide_the_hashes():
@@ -99,14 +99,19 @@ def test_seed_and_content_decide_the_hashes():
     assert made() != made(255 - IMAGES)
 
 
-def test_without_a_test_fraction_there_is_no_test_set():
-    federation = Federation.from_arrays(FEATURES, Y, IDS, test_fraction=0)
-    assert federation.dataset.x_test.shape == (0, 5)
-    assert all(len(ids) == 0 for ids in federation.partition.test)
+def test_read_only_and_reversed_arrays_are_copied():
+    fixed = IMAGES[::-1].copy()
+    fixed.setflags(write=False)
+    test = {"x_test": IMAGES[::-1], "y_test": Y[::-1], "client_ids_test": IDS}
+    data = Federation.from_arrays(fixed, Y, IDS, **test).dataset
+    assert torch.equal(data.x_train, data.x_test)
+    assert data.y_test.tolist() == Y[::-1].tolist()
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=60), st.floats(0, 0.999), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 9), min_size=19, max_size=60), st.floats(0.5, 0.999), st.integers(0, 9)
+)
 def test_every_client_keeps_a_training_sample(ids, fraction, seed):
     x = np.arange(len(ids), dtype=np.float32)[:, None]
     y = np.zeros(len(ids), int)
@@ -138,7 +143,14 @@ def test_every_client_keeps_a_training_sample(ids, fraction, seed):
         ({"x_test": FEATURES[:, 1:], "y_test": Y, "client_ids_test": IDS}, "agree in shape"),
         ({"x_test": IMAGES, "y_test": Y, "client_ids_test": IDS}, "agree in shape and dtype"),
         ({"x_test": FEATURES, "y_test": Y, "client_ids_test": IDS + 1}, r"clients \[6\] without"),
-        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
+        ({"test_fraction": 1.0}, r"test_fraction must be in \(0, 1\), got 1.0"),
+        ({"test_fraction": 0}, r"test_fraction must be in \(0, 1\), got 0"),
+        ({"test_fraction": 0.05}, "0.05 leaves no test sample in any of the 6 clients"),
+        ({"client_ids": range(60)}, "0.2 leaves no test sample in any of the 60 clients"),
+        (
+            {"x_test": FEATURES[:0], "y_test": Y[:0], "client_ids_test": IDS[:0]},
+            "x_test is empty",
+        ),
         ({"class_names": ["a", "b"]}, "2 names, but y contains class 3"),
         ({"mean": (0.5,)}, "both mean and std"),
         ({"mean": (0.5,), "std": (1.0,)}, "scale float features beforehand"),
