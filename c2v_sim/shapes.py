@@ -123,18 +123,18 @@ def _uniform(rng: Generator, m: int, low: float, high: float) -> Array:
 
 
 def _colour(rng: Generator, m: int, saturation: tuple, value: tuple) -> Array:
-    """Random hues [m, 1, 1, 3]; saturation and value are (low, high)."""
-    h, s, v = (_uniform(rng, m, *span)[..., None] for span in ((0, 6), saturation, value))
-    k = h + np.array([5, 3, 1], dtype=np.float32)
+    """Random hues [m, 3, 1, 1]; saturation and value are (low, high)."""
+    h, s, v = (_uniform(rng, m, *span)[:, None] for span in ((0, 6), saturation, value))
+    k = h + np.array([5, 3, 1], dtype=np.float32)[:, None, None]
     k -= 6 * np.floor(k / 6)
     return v - v * s * np.clip(np.minimum(k, 4 - k), 0, 1)
 
 
 def _dark_and_light(rng: Generator, m: int) -> tuple[Array, Array]:
-    """Two colours [m, 1, 1, 3] that differ in brightness; a coin decides which is the light one."""
+    """Two colours [m, 3, 1, 1] that differ in brightness; a coin decides which is the light one."""
     dark = _colour(rng, m, (0.3, 1.0), (0.1, 0.5))
     light = _colour(rng, m, (0.1, 0.7), (0.7, 1.0))
-    swap = _uniform(rng, m, 0, 1)[..., None] < 0.5
+    swap = _uniform(rng, m, 0, 1)[:, None] < 0.5
     return np.where(swap, light, dark), np.where(swap, dark, light)
 
 
@@ -144,8 +144,10 @@ def _cover(distance: Array) -> Array:
 
 
 def _paint(under: Array, over: Array, alpha: Array) -> Array:
-    """Blend [m, 32, 32, 3] with colour or image `over` by coverage [m, 32, 32]."""
-    return under + (over - under) * alpha[..., None]
+    """Blend colours or images [m, 3, ...] by coverage [m, 32, 32] -> image [m, 3, 32, 32]."""
+    blend = (over - under) * alpha[:, None]
+    blend += under
+    return blend
 
 
 def _clouds(rng: Generator, m: int, cells: int) -> Array:
@@ -167,7 +169,7 @@ def _stripes(rng: Generator, m: int) -> Array:
 
 
 def _soften(image: Array) -> Array:
-    """Binomial 3×3 blur with mirrored borders, any [m, 32, 32, ...]."""
+    """Binomial 3×3 blur with repeated borders, [m, 32, 32]."""
     for axis in (1, 2):
         padded = np.concatenate(
             [image.take([0], axis), image, image.take([SIDE - 1], axis)], axis=axis
@@ -177,7 +179,7 @@ def _soften(image: Array) -> Array:
     return image
 
 
-# ---- styles: distance f [m, 32, 32] in image units -> image [m, 32, 32, 3] in about [0, 1] ------
+# ---- styles: distance f [m, 32, 32] in image units -> image [m, 3, 32, 32] in about [0, 1] ------
 
 
 def _flat(f: Array, rng: Generator) -> Array:
@@ -202,7 +204,7 @@ def _neon(f: Array, rng: Generator) -> Array:
     ratio = f / width
     glow = 1 / (1 + ratio * ratio)
     back = _paint(night, 2 * night, _clouds(rng, m, 4))
-    return back + _colour(rng, m, (0.4, 1.0), (0.6, 1.0)) * glow[..., None]
+    return back + _colour(rng, m, (0.4, 1.0), (0.6, 1.0)) * glow[:, None]
 
 
 def _textured(f: Array, rng: Generator) -> Array:
@@ -220,17 +222,17 @@ def _foggy(f: Array, rng: Generator) -> Array:
     sign = np.where(_uniform(rng, m, 0, 1) < 0.5, -1, 1).astype(np.float32)
     contrast = sign * _uniform(rng, m, 0.2, 0.45)
     alpha = _soften(_soften(_cover(f)))
-    return back + (alpha * contrast)[..., None] * _colour(rng, m, (0.0, 0.4), (0.8, 1.0))
+    return back + (alpha * contrast)[:, None] * _colour(rng, m, (0.0, 0.4), (0.8, 1.0))
 
 
 def _mosaic(f: Array, rng: Generator) -> Array:
     m = len(f)
     ground, fill = _dark_and_light(rng, m)
     fine = _paint(ground, fill, _cover(f))
-    q = fine[:, ::2] + fine[:, 1::2]
-    tiles = (q[:, :, ::2] + q[:, :, 1::2]) * 0.25  # [m, 16, 16, 3]
-    tiles += 0.25 * (rng.random((m, SIDE // 2, SIDE // 2, 1), dtype=np.float32) - 0.5)
-    return tiles.repeat(2, axis=1).repeat(2, axis=2)
+    rows = fine[:, :, ::2] + fine[:, :, 1::2]
+    tiles = (rows[..., ::2] + rows[..., 1::2]) * 0.25  # [m, 3, 16, 16]
+    tiles += 0.25 * (rng.random((m, 1, SIDE // 2, SIDE // 2), dtype=np.float32) - 0.5)
+    return tiles.repeat(2, axis=2).repeat(2, axis=3)
 
 
 STYLES: dict[str, Callable[[Array, Generator], Array]] = {
@@ -280,10 +282,10 @@ def _clutter(image: Array, rng: Generator) -> Array:
 
 
 def _borrowed(image: Array, rng: Generator) -> Array:
-    """The colour of one random pixel of each image [m, 1, 1, 3], so that clutter fits the style."""
+    """The colour of one random pixel of each image [m, 3, 1, 1], so that clutter fits the style."""
     m = len(image)
     row, column = (rng.random((2, m)) * SIDE).astype(np.int64)
-    return image[np.arange(m), row, column][:, None, None]
+    return image[np.arange(m), :, row, column][:, :, None, None]
 
 
 def _render_block(seed: int, split: int, block: int) -> tuple[np.ndarray, ...]:
@@ -293,10 +295,13 @@ def _render_block(seed: int, split: int, block: int) -> tuple[np.ndarray, ...]:
     images = np.empty((len(STYLES), len(OBJECTS) * REPEATS, SIDE, SIDE, 3), dtype=np.uint8)
     for d, style in enumerate(STYLES.values()):
         image = _clutter(style(f[d].reshape(-1, SIDE, SIDE), rng), rng)
-        noise = rng.integers(0, 256, (2, *image.shape), dtype=np.uint8).astype(np.float32)
-        strength = _uniform(rng, len(image), 0.02, 0.2)[..., None]
-        image = image * 255 + (noise[0] - noise[1]) * strength
-        images[d] = np.clip(image + 0.5, 0, 255)
+        noise = rng.integers(0, 256, (2, *image.shape), dtype=np.uint8)
+        noise = np.subtract(noise[0], noise[1], dtype=np.float32)
+        noise *= _uniform(rng, len(image), 0.02, 0.2)[:, None]
+        image *= 255
+        image += noise
+        image += 0.5  # the cast below cuts off
+        images[d] = np.clip(image, 0, 255, out=image).transpose(0, 2, 3, 1)
     domains, labels, _ = np.indices((len(STYLES), len(OBJECTS), REPEATS)).reshape(3, BLOCK)
     order = np.argsort(rng.random(BLOCK), kind="stable")
     return images.reshape(BLOCK, SIDE, SIDE, 3)[order], labels[order], domains[order]

@@ -1,0 +1,114 @@
+"""Fetches one file over HTTP: checksum, resume, progress, and a quick answer when offline.
+
+Enters: a URL, the target path, its MD5. Leaves: the verified file at the target path.
+An interrupted transfer stays as `<target>.part` and is continued by the next call. The target
+itself appears only after its checksum was right, so a file that exists is a whole file.
+"""
+
+from pathlib import Path
+
+import pooch
+import requests
+from filelock import FileLock
+from tqdm import tqdm
+
+CONNECT_SECONDS, READ_SECONDS = 4, 30
+ATTEMPTS = 3  # a transfer that breaks half-way is continued this often before giving up
+CHUNK_BYTES = 1 << 20
+
+
+class DataError(ValueError):
+    """Missing, truncated or corrupt data: the message says what, what was expected, the remedy."""
+
+
+class Unreachable(Exception):
+    """A download could not be had for reasons of the network; the message is the reason."""
+
+
+def fetch(url: str, path: Path, md5: str, *, progress: bool = True) -> Path:
+    """Download `url` to `path` unless it is there; `Unreachable` offline, `DataError` otherwise."""
+    part = path.with_name(path.name + ".part")
+
+    def downloader(_url: str, output_file: str, _pooch: object) -> None:
+        _resume(url, part, progress)
+        part.replace(output_file)
+
+    pooch.get_logger().setLevel("WARNING")  # its "Downloading data from …" repeats our bar
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Of several runs started together one downloads and the others wait for its file.
+        with FileLock(path.with_name(f".{path.name}.lock")):
+            if not path.exists():
+                pooch.retrieve(url, f"md5:{md5}", path.name, path.parent, downloader=downloader)
+    except requests.RequestException as error:
+        raise Unreachable(f"{url}: {_reason(error)}") from error
+    except ValueError as error:  # pooch's word for a checksum that does not match
+        raise DataError(
+            f"{url}: the downloaded file has a wrong checksum (expected MD5 {md5}); "
+            f"it was discarded. Try again, or place {path.name} in {path.parent} by hand. [{error}]"
+        ) from error
+    except OSError as error:
+        raise DataError(
+            f"cannot write {path.name} into {path.parent}: {error.strerror or error}; "
+            "free some space or choose another folder with --data-dir"
+        ) from error
+    return path
+
+
+def _resume(url: str, part: Path, progress: bool) -> None:
+    for attempt in range(ATTEMPTS):
+        before = part.stat().st_size if part.exists() else 0
+        try:
+            return _transfer(url, part, progress)
+        except requests.RequestException:
+            grown = part.exists() and part.stat().st_size > before
+            # Without progress (offline, refused) another attempt only makes the user wait.
+            if not grown or attempt == ATTEMPTS - 1:
+                raise
+
+
+def _transfer(url: str, part: Path, progress: bool) -> None:
+    """Append what is missing to `part`; RequestException when the transfer ends early."""
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
+    timeout = (CONNECT_SECONDS, READ_SECONDS)
+    with requests.get(url, headers=headers, stream=True, timeout=timeout) as response:
+        if response.status_code == 416 and have:  # nothing beyond what we have
+            if response.headers.get("Content-Range") != f"bytes */{have}":
+                part.unlink()  # longer than the file: not a part of it
+                _transfer(url, part, progress)
+            return
+        response.raise_for_status()
+        if response.status_code != 206:
+            have = 0  # the server sends the whole file
+        expected = have + int(response.headers.get("Content-Length", 0))
+        with (
+            part.open("ab" if have else "wb") as file,
+            tqdm(
+                desc=part.stem,
+                initial=have,
+                total=expected or None,
+                unit="B",
+                unit_scale=True,
+                disable=not progress,
+            ) as bar,
+        ):
+            for chunk in response.iter_content(CHUNK_BYTES):
+                file.write(chunk)
+                bar.update(len(chunk))
+    if expected > have and part.stat().st_size != expected:
+        raise requests.ConnectionError(
+            f"transfer ended at byte {part.stat().st_size} of {expected}"
+        )
+
+
+def _reason(error: requests.RequestException) -> str:
+    """The plain cause: requests nests it in several layers of object representations."""
+    if isinstance(error, requests.HTTPError) and error.response is not None:
+        return f"HTTP {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.Timeout):
+        return "no answer in time"
+    if isinstance(error, requests.ConnectionError) and error.args:
+        cause = getattr(error.args[0], "reason", error.args[0])
+        return str(cause).rsplit(": ", 1)[-1]
+    return str(error)
