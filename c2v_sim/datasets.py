@@ -39,7 +39,7 @@ class Dataset:
     """Images, labels and, where the data has them, domains (feature shift)."""
 
     name: str  # as every output must print it
-    x_train: Tensor  # uint8 [N, H, W, 3]
+    x_train: Tensor  # uint8 [N, H, W, C]
     y_train: Tensor  # int64 [N]
     x_test: Tensor
     y_test: Tensor
@@ -60,22 +60,24 @@ class Dataset:
     def __post_init__(self) -> None:
         for split in ("train", "test"):
             x: Tensor = getattr(self, f"x_{split}")
-            if x.dtype != torch.uint8 or x.ndim != 4 or x.shape[3] != 3 or len(x) == 0:
+            images = x.dtype == torch.uint8 and x.ndim == 4
+            if len(x) == 0 or not (images or (x.dtype == torch.float32 and x.ndim >= 2)):
                 raise DataError(
-                    f"{self.name}: x_{split} must be uint8 [N, H, W, 3] with N > 0, "
-                    f"got {x.dtype} {tuple(x.shape)}"
+                    f"{self.name}: x_{split} must be uint8 images [N, H, W, C] or float32 "
+                    f"features [N, …] with N > 0, got {x.dtype} {tuple(x.shape)}"
                 )
             self._check_labels(f"y_{split}", len(x), self.classes)
             if self.domain_names:
                 self._check_labels(f"domain_{split}", len(x), len(self.domain_names))
         if self.x_train.shape[1:] != self.x_test.shape[1:]:
             raise DataError(
-                f"{self.name}: train images are {tuple(self.x_train.shape[1:])}, "
-                f"test images {tuple(self.x_test.shape[1:])}; they must agree"
+                f"{self.name}: train samples are {tuple(self.x_train.shape[1:])}, "
+                f"test samples {tuple(self.x_test.shape[1:])}; they must agree"
             )
-        if not len(self.mean) == len(self.std) == 3 or min(self.std) <= 0:
+        channels = self.x_train.shape[3] if images else 0
+        if not len(self.mean) == len(self.std) == channels or min(self.std, default=1) <= 0:
             raise DataError(
-                f"{self.name}: mean and std must have 3 numbers and std be positive, "
+                f"{self.name}: mean and std must have {channels} numbers and std be positive, "
                 f"got {self.mean} and {self.std}"
             )
 

@@ -65,7 +65,8 @@ def accuracy(marks: np.ndarray, partition: Partition) -> Accuracy:
     domains: tuple[float, ...] = ()
     if partition.domains is not None:
         of = np.array(partition.domains)
-        domains = tuple(float(np.nanmean(clients[of == d])) for d in np.unique(of))
+        members = (clients[tested & (of == d)] for d in np.unique(of))
+        domains = tuple(float(m.mean()) if len(m) else math.nan for m in members)
     return Accuracy(
         mean=float(values.mean()),
         weighted=float(rights.sum() / counts.sum()),

@@ -12,6 +12,7 @@ from torch import nn
 
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.cohort import TrainingError
+from c2v_sim.lanes import one_thread
 from c2v_sim.models import build_model
 
 SMALL = RunConfig(
@@ -50,16 +51,22 @@ def bits(simulator):
 )
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equals_plain_torch_after_three_rounds(model, norm, momentum):
-    federation = image_federation(clients=6, smallest=3)
-    settings = config(model=model, norm=norm, momentum=momentum, lr=0.02)
+    # A small rate: two float32 runs drift apart by a kink (ReLU, max-pool) that one of them
+    # crosses, in proportion to lr; plain torch in another memory format differs as much. A large
+    # decay, so that a decay forgotten or applied twice is a hundred times the tolerance.
+    federation = image_federation(clients=6, smallest=4)
+    rate = 1e-3 * (1 - momentum)
+    settings = config(model=model, norm=norm, momentum=momentum, lr=rate, weight_decay=0.1, seed=4)
     start = build_model(model, classes=4, input_shape=(16, 16, 3), norm=norm, seed=settings.seed)
     simulator, records = finished(federation, settings)
-    expected = slow_fedavg.run(start, federation, settings)
+    with one_thread():
+        expected = slow_fedavg.run(start, federation, settings)
     got, wanted, begun = simulator.global_model(), expected.state_dict(), start.state_dict()
     assert got.keys() == wanted.keys()
     for name in wanted:
         torch.testing.assert_close(got[name], wanted[name], rtol=1e-5, atol=1e-5, msg=name)
-    assert any(not torch.equal(got[n], begun[n]) for n in got), "nothing was trained"
+    moved = max((got[n] - begun[n]).abs().max().item() for n, _ in start.named_parameters())
+    assert moved > 3e-4, "too little was trained for the comparison to mean anything"
     accuracies = slow_fedavg.client_accuracies(expected, federation)
     assert records[-1].accuracy == pytest.approx(np.mean(accuracies), abs=0.02)
 

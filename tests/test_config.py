@@ -1,0 +1,80 @@
+import dataclasses
+import tomllib
+
+import pytest
+
+from c2v_sim.config import FIELDS, PRESETS, ConfigError, RunConfig, make_config, preset, to_toml
+
+
+def test_defaults_are_the_specifications():
+    config = RunConfig()
+    assert (config.clients, config.alpha, config.participation) == (100, 0.1, 0.1)
+    assert (config.rounds, config.local_epochs, config.batch_size) == (100, 5, 128)
+    assert (config.lr, config.momentum, config.weight_decay) == (0.01, 0.0, 5e-5)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_toml_round_trip(name):
+    config = preset(name)
+    assert make_config(tomllib.loads(to_toml(config))) == config
+
+
+def test_paper_preset():
+    config = preset("paper")
+    assert (config.dataset, config.model, config.norm) == ("cifar10", "resnet18", "batch")
+    assert (config.rounds, config.local_epochs, config.batch_size) == (100, 5, 128)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"clients": -3}, "clients must be at least 1"),
+        ({"participation": 0.0}, r"participation must be in \(0, 1\], got 0.0"),
+        ({"participation": 1.5}, r"participation must be in \(0, 1\]"),
+        ({"alpha": 0.0}, "alpha must be a positive number"),
+        ({"alpha": float("nan")}, "alpha must be a positive number"),
+        ({"lr": float("inf")}, "lr must be a positive number"),
+        ({"momentum": float("nan")}, "momentum must be at least 0"),
+        ({"dataset": "mnist"}, "dataset must be one of shapes, cifar10; got 'mnist'"),
+        ({"model": "vgg"}, "model must be one of cnn, resnet8"),
+        ({"clients": "many"}, "clients must be a whole number, got 'many'"),
+        ({"clients": True}, "clients must be a whole number, got True"),
+        ({"clients": 2.5}, "clients must be a whole number"),
+        ({"improve": ["speed"]}, "improve must be one of sampling, aggregation, local"),
+        ({"improve": ["sampling"]}, "needs a client index, and index is none"),
+        ({"train_size": 10, "dataset": "cifar10"}, "train_size and test_size are for shapes"),
+        ({"client": 10}, "unknown setting 'client'; did you mean clients?"),
+    ],
+)
+def test_bad_settings_are_refused_with_what_is_allowed(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"alpha": 0.5, "partition": "iid"}, "alpha = 0.5 has no effect with partition = iid"),
+        ({"norm": "group", "model": "cnn"}, "it goes with model = resnet8 or resnet18"),
+        ({"shards_per_client": 3}, "it goes with partition = shards"),
+        ({"clients_per_domain": 10}, "it goes with partition = by-domain"),
+        ({"lda": "prior", "partition": "shards"}, "lda = prior has no effect"),
+    ],
+)
+def test_settings_without_effect_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(settings)
+
+
+def test_a_default_value_typed_by_hand_is_refused_where_it_has_no_effect():
+    make_config({"alpha": 0.1, "partition": "iid"})  # a file may list every field
+    with pytest.raises(ConfigError, match="alpha"):
+        make_config({"alpha": 0.1, "partition": "iid"}, flags=["alpha"])
+
+
+def test_every_field_says_what_it_is():
+    assert all(f.metadata["help"] for f in FIELDS.values())
+    assert dataclasses.is_dataclass(RunConfig)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().rounds = 3  # type: ignore[misc]

@@ -1,0 +1,36 @@
+"""The tree tells the story: names agree everywhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import c2v_sim
+
+ROOT = Path(__file__).parents[1]
+
+
+def names(folder, pattern="*.py"):
+    return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}
+
+
+def test_every_kernel_has_an_operator_and_every_operator_a_test_and_a_benchmark():
+    operators = names("c2v_sim/ops")
+    assert names("kernels") <= operators
+    assert names("csrc/cpu", "*.cpp") <= operators
+    assert names("csrc/cuda", "*.cu") <= operators
+    assert operators <= {n.removeprefix("test_") for n in names("tests/ops")}
+    assert operators <= {n.removeprefix("bench_") for n in names("bench")}
+
+
+@pytest.mark.parametrize("text", [c2v_sim.__doc__, (ROOT / "README.md").read_text()])
+def test_the_stages_named_are_files(text):
+    stages = set(re.findall(r"^\W*\d+[ab]?\W+(\w+\.py)", text, flags=re.MULTILINE))
+    assert len(stages) >= 8
+    assert all((ROOT / "c2v_sim" / name).is_file() for name in stages)
+
+
+def test_imports_of_kernels_stay_inside():
+    for file in (ROOT / "kernels").glob("*.py"):
+        assert "import c2v_sim" not in file.read_text()
+        assert "from c2v_sim" not in file.read_text()
