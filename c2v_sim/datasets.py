@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import platformdirs
@@ -99,7 +100,7 @@ def content_hash(tensors: dict[str, Tensor]) -> str:
             digest.update(
                 f"{field} {array.dtype.name} {'x'.join(map(str, array.shape))}\n".encode()
             )
-            digest.update(memoryview(array).cast("B"))
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
@@ -154,7 +155,7 @@ def _load_shapes(
     if cached is None:
         if progress:
             print(f"rendering {sum(sizes.values()):,} shapes images (once)", file=sys.stderr)
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for split, n in sizes.items():
             x, y, domain = (torch.from_numpy(a) for a in shapes.render(split, n, SHAPES_SEED))
             tensors |= {f"x_{split}": x, f"y_{split}": y, f"domain_{split}": domain}
@@ -235,7 +236,7 @@ def _load_cifar10(
             file=sys.stderr,
         )
         return _load_shapes(folder, False, train_size, test_size, progress, "cifar10")
-    tensors = {
+    tensors: dict[str, Any] = {
         field: torch.from_numpy(array.astype(np.int64) if field.startswith("y") else array)
         for field, array in arrays._asdict().items()
     }

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 CONNECT_SECONDS, READ_SECONDS = 4, 30
 ATTEMPTS = 3  # a transfer that breaks half-way is continued this often before giving up
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16  # the most that a broken connection loses
 
 
 class DataError(ValueError):
@@ -106,6 +106,8 @@ def _reason(error: requests.RequestException) -> str:
     """The plain cause: requests nests it in several layers of object representations."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"HTTP {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection broke off"
     if isinstance(error, requests.Timeout):
         return "no answer in time"
     if isinstance(error, requests.ConnectionError) and error.args:
