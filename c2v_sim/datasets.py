@@ -11,10 +11,10 @@ domain_train, domain_test (the last two where they exist): the line "<field> <dt
 import hashlib
 import os
 import sys
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import platformdirs
@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from . import cifar10, shapes
-from .download import DataError, Unreachable
+from .download import DataError, Unreachable, replacing
 
 __all__ = ["DATASETS", "DataError", "Dataset", "content_hash", "default_data_dir", "load_dataset"]
 
@@ -34,22 +34,22 @@ SHAPES_TRAIN, SHAPES_TEST, SHAPES_SEED = 50_000, 10_000, 0
 CIFAR10_SHA256 = "de5362ef39c0d4f8c4007302c009b1161627baef1fa02c673bf5743e75f53cc3"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # equality of tensors is not a bool; compare sha256
 class Dataset:
     """Images, labels and, where the data has them, domains (feature shift)."""
 
     name: str  # as every output must print it
-    x_train: Tensor  # uint8 [N, H, W, C]
-    y_train: Tensor  # int64 [N]
-    x_test: Tensor
-    y_test: Tensor
+    x_train: Tensor = field(repr=False)  # uint8 [N, H, W, C] or float32 [N, …]
+    y_train: Tensor = field(repr=False)  # int64 [N]
+    x_test: Tensor = field(repr=False)
+    y_test: Tensor = field(repr=False)
     class_names: tuple[str, ...]
     mean: tuple[float, ...]  # of x / 255, per channel
     std: tuple[float, ...]
     source: str
     sha256: str  # see the module's docstring
-    domain_train: Tensor | None = None  # int64 [N]
-    domain_test: Tensor | None = None
+    domain_train: Tensor | None = field(default=None, repr=False)  # int64 [N]
+    domain_test: Tensor | None = field(default=None, repr=False)
     domain_names: tuple[str, ...] = ()
     standin_for: str | None = None
 
@@ -81,27 +81,25 @@ class Dataset:
                 f"got {self.mean} and {self.std}"
             )
 
-    def _check_labels(self, field: str, n: int, kinds: int) -> None:
-        y = getattr(self, field)
+    def _check_labels(self, key: str, n: int, kinds: int) -> None:
+        y = getattr(self, key)
         if y is None or y.dtype != torch.int64 or y.shape != (n,):
             got = None if y is None else f"{y.dtype} {tuple(y.shape)}"
-            raise DataError(f"{self.name}: {field} must be int64 [{n}], got {got}")
+            raise DataError(f"{self.name}: {key} must be int64 [{n}], got {got}")
         low, high = (int(v) for v in torch.aminmax(y))
         if low < 0 or high >= kinds:
-            raise DataError(f"{self.name}: {field} must be in 0..{kinds - 1}, got {low}..{high}")
+            raise DataError(f"{self.name}: {key} must be in 0..{kinds - 1}, got {low}..{high}")
 
 
 def content_hash(tensors: dict[str, Tensor]) -> str:
     """SHA-256 of the arrays as the module's docstring defines it; about 0.1 s per 200 MB."""
     digest = hashlib.sha256()
-    for field in ARRAYS:
-        if field in tensors:
-            array = tensors[field].contiguous().numpy()
+    for name in ARRAYS:
+        if name in tensors:
+            array = tensors[name].contiguous().numpy()
             array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            digest.update(
-                f"{field} {array.dtype.name} {'x'.join(map(str, array.shape))}\n".encode()
-            )
-            digest.update(memoryview(array).cast("B"))
+            digest.update(f"{name} {array.dtype.name} {'x'.join(map(str, array.shape))}\n".encode())
+            digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
 
@@ -129,11 +127,11 @@ def load_dataset(
     """
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}; known: {', '.join(DATASETS)}")
-    for field, size in (("train_size", train_size), ("test_size", test_size)):
+    for key, size in (("train_size", train_size), ("test_size", test_size)):
         if size is not None and size < 1:
-            raise DataError(f"{name}: {field} must be at least 1, got {size}")
+            raise DataError(f"{name}: {key} must be at least 1, got {size}")
     folder = (Path(data_dir) if data_dir else default_data_dir()).expanduser()
-    if folder.exists() and not folder.is_dir():
+    if os.path.isfile(folder):
         raise DataError(f"{name}: the data folder {folder} is a file; give a folder (--data-dir)")
     return DATASETS[name](folder, require_real_data, train_size, test_size, progress)
 
@@ -156,7 +154,7 @@ def _load_shapes(
     if cached is None:
         if progress:
             print(f"rendering {sum(sizes.values()):,} shapes images (once)", file=sys.stderr)
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for split, n in sizes.items():
             x, y, domain = (torch.from_numpy(a) for a in shapes.render(split, n, SHAPES_SEED))
             tensors |= {f"x_{split}": x, f"y_{split}": y, f"domain_{split}": domain}
@@ -177,7 +175,7 @@ def _load_shapes(
 
 def _read_cache(path: Path) -> tuple[dict[str, Tensor], str] | None:
     """Cached tensors whose bytes match the hash stored with them; a damaged file counts as none."""
-    if not path.exists():
+    if not os.path.exists(path):
         return None
     try:
         with safetensors.safe_open(path, framework="pt") as file:
@@ -188,22 +186,17 @@ def _read_cache(path: Path) -> tuple[dict[str, Tensor], str] | None:
         why = "its bytes do not match their hash"
     except (OSError, safetensors.SafetensorError) as error:
         why = str(error)
-    print(f"warning: cached data {path} is damaged ({why}); making it anew", file=sys.stderr)
+    print(f"warning: cached data {path} cannot be used ({why}); making it anew", file=sys.stderr)
     return None
 
 
 def _write_cache(path: Path, tensors: dict[str, Tensor], sha256: str) -> None:
     """Atomic; data that cannot be cached is still good data, so failure is only a warning."""
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.stem, suffix=".tmp")
-        os.close(handle)
-        save_file(tensors, temporary, metadata={"sha256": sha256})
-        os.replace(temporary, path)
+        with replacing(path) as temporary:
+            save_file(tensors, temporary, metadata={"sha256": sha256})
     except (OSError, safetensors.SafetensorError) as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         print(
             f"warning: cannot cache the data in {path.parent} ({error}); "
             "every run will make it anew (choose another folder with --data-dir)",
@@ -237,9 +230,9 @@ def _load_cifar10(
             file=sys.stderr,
         )
         return _load_shapes(folder, False, train_size, test_size, progress, "cifar10")
-    tensors = {
-        field: torch.from_numpy(array.astype(np.int64) if field.startswith("y") else array)
-        for field, array in arrays._asdict().items()
+    tensors: dict[str, Any] = {
+        key: torch.from_numpy(array.astype(np.int64) if key.startswith("y") else array)
+        for key, array in arrays._asdict().items()
     }
     sha256 = content_hash(tensors)
     if sha256 != CIFAR10_SHA256:
@@ -267,8 +260,8 @@ def _take_first(tensors: dict[str, Tensor], split: str, size: int | None) -> str
         return ""
     if size > whole:
         raise DataError(f"cifar10: {split}_size must be at most {whole}, got {size}")
-    for field in (f"x_{split}", f"y_{split}"):
-        tensors[field] = tensors[field][:size].clone()  # so that the rest can be freed
+    for key in (f"x_{split}", f"y_{split}"):
+        tensors[key] = tensors[key][:size].clone()  # so that the rest can be freed
     return f", first {size} of {whole} {split} images"
 
 

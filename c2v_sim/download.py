@@ -5,6 +5,9 @@ An interrupted transfer stays as `<target>.part` and is continued by the next ca
 itself appears only after its checksum was right, so a file that exists is a whole file.
 """
 
+import contextlib
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pooch
@@ -14,7 +17,7 @@ from tqdm import tqdm
 
 CONNECT_SECONDS, READ_SECONDS = 4, 30
 ATTEMPTS = 3  # a transfer that breaks half-way is continued this often before giving up
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 16  # the most that a broken connection loses
 
 
 class DataError(ValueError):
@@ -23,6 +26,17 @@ class DataError(ValueError):
 
 class Unreachable(Exception):
     """A download could not be had for reasons of the network; the message is the reason."""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path beside `path` that takes its name if the block succeeds, else vanishes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def fetch(url: str, path: Path, md5: str, *, progress: bool = True) -> Path:
@@ -106,6 +120,8 @@ def _reason(error: requests.RequestException) -> str:
     """The plain cause: requests nests it in several layers of object representations."""
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"HTTP {error.response.status_code} {error.response.reason}"
+    if isinstance(error, requests.exceptions.ChunkedEncodingError):
+        return "the connection broke off"
     if isinstance(error, requests.Timeout):
         return "no answer in time"
     if isinstance(error, requests.ConnectionError) and error.args:

@@ -15,22 +15,8 @@ from c2v_sim import run
 from c2v_sim.config import RunConfig, make_config, read_toml
 from c2v_sim.models import build_model
 
-TINY = [
-    "--train-size",
-    "400",
-    "--test-size",
-    "100",
-    "--clients",
-    "8",
-    "--participation",
-    "0.25",
-    "--rounds",
-    "3",
-    "--local-epochs",
-    "1",
-    "--batch-size",
-    "16",
-]
+TINY = ["--train-size", "400", "--test-size", "100", "--clients", "8", "--participation", "0.25"]
+TINY += ["--rounds", "3", "--local-epochs", "1", "--batch-size", "16"]
 
 
 @pytest.fixture(autouse=True)
