@@ -69,10 +69,11 @@ class Dataset:
             self._check_labels(f"y_{split}", len(x), self.classes)
             if self.domain_names:
                 self._check_labels(f"domain_{split}", len(x), len(self.domain_names))
-        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+        train, test = ((tuple(x.shape[1:]), x.dtype) for x in (self.x_train, self.x_test))
+        if train != test:
             raise DataError(
-                f"{self.name}: train samples are {tuple(self.x_train.shape[1:])}, "
-                f"test samples {tuple(self.x_test.shape[1:])}; they must agree"
+                f"{self.name}: train samples are {train[0]} {train[1]}, "
+                f"test samples {test[0]} {test[1]}; they must agree"
             )
         channels = self.x_train.shape[3] if images else 0
         if not len(self.mean) == len(self.std) == channels or min(self.std, default=1) <= 0:
