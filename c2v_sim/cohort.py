@@ -1,22 +1,23 @@
 """Stage 7b: trains a cohort. Each client starts from the global row and leaves its own row.
 
-Local training is the specification's: `epochs` passes over the client's samples in a freshly
-drawn order, SGD on the cross-entropy, the last partial batch kept unless it is a single sample.
+Local training is the specification's: `epochs` passes over the client's samples, each in a freshly
+drawn order, the last partial batch kept unless it is a single sample. Loss and optimiser are given
+in LocalTraining, so that every kind of model is trained by this one loop.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from c2v_sim import ops
 from c2v_sim.arena import Arena
 from c2v_sim.lanes import Lane, Lanes
 from c2v_sim.models import logits
-from c2v_sim.resident import ResidentData
+from c2v_sim.optimisers import Optimiser
 from c2v_sim.seeding import SHUFFLE, rng, torch_seed
 
 
@@ -28,17 +29,30 @@ class TrainingError(RuntimeError):
     """Local training failed; the message names round, client and algorithm."""
 
 
+class Data(Protocol):
+    """Samples on a device; a batch is whatever the loss takes."""
+
+    device: torch.device
+
+    def batch(self, ids: Tensor, generator: torch.Generator | None = None) -> tuple[Any, ...]: ...
+
+
+def cross_entropy(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The loss of ordinary training."""
+    return F.cross_entropy(logits(module, x), y)
+
+
 @dataclass(frozen=True)
 class LocalTraining:
     """How a client trains."""
 
     epochs: int
     batch_size: int
-    lr: float
-    momentum: float
-    weight_decay: float
-    augment: bool
+    optimiser: Optimiser
     seed: int
+    loss: Callable[..., Tensor] = cross_entropy  # (module, *batch) -> mean over the batch
+    augment: bool = False
+    stream: int = SHUFFLE  # of the random order
 
 
 def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:
@@ -52,7 +66,7 @@ def train_client(
     lane: Lane,
     cohort: Arena,
     row: int,
-    data: ResidentData,
+    data: Data,
     ids: np.ndarray,
     how: LocalTraining,
     round: int,
@@ -60,32 +74,21 @@ def train_client(
     stopped: Callable[[], bool] = lambda: False,
 ) -> Tensor:
     """Train `row` on samples `ids`; the mean training loss as a 0-d tensor on the device."""
-    parameters = lane.model.bind(cohort, row)
-    gradients = lane.model.gradients.zero_()
-    momentum = lane.momentum.zero_() if how.momentum else None
+    parameters, gradients = lane.model.bind(cohort, row), lane.model.gradients.zero_()
     module = lane.model.module.train()
-    order = rng(how.seed, SHUFFLE, round, client)
-    flip_crop = None
-    if how.augment:
-        flip_crop = torch.Generator().manual_seed(torch_seed(how.seed, round, client))
+    step = how.optimiser.start(parameters, gradients, lane.buffer)
+    order = rng(how.seed, how.stream, round, client)
+    generator = lane.seed(torch_seed(how.seed, round, client), data.device)
     total, seen = torch.zeros((), device=data.device), 0
     for _ in range(how.epochs):
         shuffled = torch.from_numpy(ids[order.permutation(len(ids))]).to(data.device)
         for begin, end in batch_bounds(len(ids), how.batch_size):
             if stopped():
                 raise Interrupted
-            x, y = data.batch(shuffled[begin:end], flip_crop)
-            loss = F.cross_entropy(logits(module, x), y)
+            batch = data.batch(shuffled[begin:end], generator if how.augment else None)
+            loss = how.loss(module, *batch)
             loss.backward()
-            ops.sgd_step_(
-                parameters,
-                gradients,
-                momentum,
-                lr=how.lr,
-                momentum=how.momentum,
-                weight_decay=how.weight_decay,
-                zero_grads=True,
-            )
+            step()
             total += loss.detach() * (end - begin)
             seen += end - begin
     return total / seen
@@ -95,7 +98,7 @@ def train_cohort(
     lanes: Lanes,
     server: Arena,
     cohort: Arena,
-    data: ResidentData,
+    data: Data,
     samples: tuple[np.ndarray, ...],
     clients: np.ndarray,
     how: LocalTraining,
@@ -127,6 +130,6 @@ def train_cohort(
         bad = ", ".join(str(clients[row]) for row in range(k) if not finite[row])
         raise TrainingError(
             f"round {round}, client {bad}, algorithm {algorithm}: the loss or the local model is "
-            f"not finite. Lower the learning rate (lr = {how.lr})"
+            f"not finite; lower the learning rate ({how.optimiser})"
         )
     return losses

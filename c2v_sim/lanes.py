@@ -1,9 +1,9 @@
 """Lanes: how many clients train at the same time, one a core.
 
-A lane owns a module that it binds to arena rows, a gradient row and a momentum row. On the CPU a
-lane is a thread with one intra-op thread: torch releases the interpreter lock inside its
-operators, and results of one-thread operators do not depend on what other lanes do, so any
-number of lanes gives the same bits.
+A lane owns a module that it binds to arena rows, a gradient row and the optimiser's rows. On the
+CPU a lane is a thread with one intra-op thread: torch releases the interpreter lock inside its
+operators, and results of one-thread operators do not depend on what other lanes do, so any number
+of lanes gives the same bits.
 """
 
 import copy
@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from c2v_sim.arena import BoundModule, Layout
+from c2v_sim.dropout import use_own_generators
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,8 +40,22 @@ class Lane:
     """What one concurrent training needs for itself."""
 
     def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
+        self._random = use_own_generators(module)
         self.model = BoundModule(module, layout, device)
-        self.momentum = torch.zeros(layout.trainable, device=device)  # [trainable]
+        self._buffers: dict[str, Tensor] = {}
+
+    def buffer(self, name: str) -> Tensor:
+        """A row of zeros for the optimiser, [trainable]; the memory is the lane's for good."""
+        if name not in self._buffers:
+            self._buffers[name] = torch.empty_like(self.model.gradients)
+        return self._buffers[name].zero_()
+
+    def seed(self, seed: int, device: torch.device) -> torch.Generator:
+        """A new generator for one participation: dropout and augmentation draw from it."""
+        generator = torch.Generator(device).manual_seed(seed)
+        for module in self._random:
+            module.generator = generator  # type: ignore[assignment]
+        return generator
 
 
 @contextmanager

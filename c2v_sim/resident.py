@@ -32,13 +32,13 @@ class ResidentData:
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, ids: Tensor, flip_crop: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs [B, C, H, W] (channels_last, float32) and labels [B]; augmented on request."""
+    def batch(self, ids: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs [B, C, H, W] (float32, channels_last) and labels [B]; `generator`: augmented."""
         x, y = self.x.index_select(0, ids), self.y.index_select(0, ids)
         if not self._images:
             return x, y
-        if flip_crop is not None:
-            x = crop_and_flip(x, flip_crop)
+        if generator is not None:
+            x = crop_and_flip(x, generator)
         x = x.permute(0, 3, 1, 2).to(torch.float32)
         return torch.addcmul(self._shift, x, self._scale), y
 

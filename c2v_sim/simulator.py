@@ -23,6 +23,7 @@ from c2v_sim.evaluation import Accuracy, accuracy, correct
 from c2v_sim.federation import Federation
 from c2v_sim.lanes import Lanes, lane_count
 from c2v_sim.models import build_model, check_model
+from c2v_sim.optimisers import Sgd
 from c2v_sim.resident import ResidentData
 from c2v_sim.sampling import uniform
 
@@ -108,11 +109,9 @@ class Simulator:
         self.how = LocalTraining(
             epochs=config.local_epochs,
             batch_size=config.batch_size,
-            lr=config.lr,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            augment=config.augment == "crop-flip",
+            optimiser=Sgd(config.lr, config.momentum, config.weight_decay),
             seed=config.seed,
+            augment=config.augment == "crop-flip",
         )
         self.round = 0  # rounds finished
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
