@@ -197,6 +197,7 @@ def _write_cache(path: Path, tensors: dict[str, Tensor], sha256: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary:
             save_file(tensors, temporary, metadata={"sha256": sha256})
+            temporary.chmod(0o644)  # safetensors writes 0600, but a data folder may be shared
     except (OSError, safetensors.SafetensorError) as error:
         print(
             f"warning: cannot cache the data in {path.parent} ({error}); "

@@ -314,9 +314,9 @@ def test_download_then_read_from_disk(tiny, tmp_path, server, monkeypatch):
     second = load_dataset("cifar10", data_dir=folder)
     assert second.sha256 == first.sha256 == datasets.CIFAR10_SHA256
     assert server.ranges == [None]
-    assert sorted(p.name for p in folder.iterdir() if p.name[0] != ".") == [
-        "cifar-10-python.tar.gz"
-    ]
+    names = sorted(p.name for p in folder.iterdir() if p.name[0] != ".")
+    assert names == ["cifar-10-python.tar.gz", "cifar10.npz"]
+    assert second.source == "cifar10.npz"
 
 
 def test_broken_transfer_is_continued(tiny, tmp_path, server, monkeypatch):

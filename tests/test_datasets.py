@@ -89,10 +89,7 @@ def test_data_folder_must_not_be_a_file(tmp_path):
         (lambda d: {"x_train": d.x_train.double()}, r"x_train must be uint8 images \[N, H, W, C\]"),
         (lambda d: {"x_train": d.x_train.float()}, "train samples are .*float32, test .*uint8"),
         (lambda d: {"x_test": d.x_test.permute(0, 3, 1, 2)}, r"test samples \(3, 32, 32\)"),
-        (
-            lambda d: {"x_test": d.x_test[:, :16]},
-            r"samples are .* test samples \(16, 32, 3\)",
-        ),
+        (lambda d: {"x_test": d.x_test[:, :16]}, r".* test samples \(16, 32, 3\)"),
         (lambda d: {"y_train": d.y_train[1:]}, r"y_train must be int64 \[90\], got .*\(89,\)"),
         (lambda d: {"y_train": d.y_train.int()}, r"y_train must be int64 \[90\], got torch.int32"),
         (lambda d: {"y_test": d.y_test + 1}, r"y_test must be in 0..9, got 1..10"),
