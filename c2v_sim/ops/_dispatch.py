@@ -103,7 +103,8 @@ class Operator:
                 torch.library.register_autograd(op, backward, setup_context=setup_context)
 
     def _launch_triton(self, *args: Any) -> Any:
-        module = importlib.import_module(f"c2v_sim.kernels.{self.name}")
+        file = self.name.removesuffix("_backward")  # a gradient's kernels are beside the forward's
+        module = importlib.import_module(f"c2v_sim.kernels.{file}")
         return getattr(module, self.name)(*args)
 
     def unavailable(self, backend: str, *args: Any) -> str | None:
