@@ -15,7 +15,7 @@ from torch import Tensor
 
 MAX_CHANNELS = 64  # beyond it the block of all channels no longer fits the registers
 UNITS = 32
-# (tokens of a block, warps): the largest that spill no registers.
+# (tokens of a block at up to 32 channels, warps): the largest that spill no registers.
 FORWARD, GRAD_X, GRAD_WEIGHTS = (64, 4), (32, 4), (32, 8)
 SLICE_TOKENS, MAX_SLICES = 512, 16
 
@@ -164,8 +164,8 @@ def _numbers(tokens: int, units: int, channels: int, dropout: float) -> tuple:
 
 def _constants(shape: tuple[int, int], channels: int, drop: bool) -> dict:
     block = max(16, triton.next_power_of_2(channels))
-    tokens, warps = shape
-    return {"DROP": drop, "TOKENS": tokens, "UNITS": UNITS, "CHANNELS": block, "num_warps": warps}
+    tokens = shape[0] if block <= 32 else shape[0] // 2
+    return {"DROP": drop, "TOKENS": tokens, "UNITS": UNITS, "CHANNELS": block}
 
 
 def _on_device(t: Tensor) -> contextlib.AbstractContextManager:
@@ -181,10 +181,10 @@ def fused_ffn(
     tokens, _, channels, threshold, _ = numbers
     y = x.new_empty(tokens, channels)
     if tokens > 0:
-        grid = (triton.cdiv(tokens, FORWARD[0]),)
         constants = _constants(FORWARD, channels, threshold > 0)
+        grid = (triton.cdiv(tokens, constants["TOKENS"]),)
         with _on_device(x):
-            _forward_kernel[grid](*inputs, seed, y, *numbers, **constants)
+            _forward_kernel[grid](*inputs, seed, y, *numbers, **constants, num_warps=FORWARD[1])
     return y
 
 
@@ -207,16 +207,19 @@ def fused_ffn_backward(
     grad_x = x.new_empty(tokens if need_x else 0, channels)
     parts = [x.new_empty(slices, *t.shape) for t in (w1, b1, w2)]
     if need_x and tokens > 0:
-        grid = (triton.cdiv(tokens, GRAD_X[0]),)
         constants = _constants(GRAD_X, channels, threshold > 0)
+        grid = (triton.cdiv(tokens, constants["TOKENS"]),)
         with _on_device(x):
-            _grad_x_kernel[grid](*inputs, seed, grad_x, *numbers, **constants)
+            _grad_x_kernel[grid](*inputs, seed, grad_x, *numbers, **constants, num_warps=GRAD_X[1])
     if tokens > 0:
-        slice_tokens = triton.cdiv(triton.cdiv(tokens, slices), GRAD_WEIGHTS[0]) * GRAD_WEIGHTS[0]
-        grid = (triton.cdiv(units, UNITS), slices)
         constants = _constants(GRAD_WEIGHTS, channels, threshold > 0)
+        block = constants["TOKENS"]
+        slice_tokens = triton.cdiv(triton.cdiv(tokens, slices), block) * block
         with _on_device(x):
-            _grad_weights_kernel[grid](*inputs, seed, *parts, slice_tokens, *numbers, **constants)
+            _grad_weights_kernel[(triton.cdiv(units, UNITS), slices)](
+                *inputs, seed, *parts, slice_tokens, *numbers, **constants,
+                num_warps=GRAD_WEIGHTS[1],
+            )  # fmt: skip
     grad_w1, grad_b1, grad_w2 = (part.sum(0) for part in parts)
     if not need_w:
         grad_w1, grad_w2 = w1.new_empty(0, channels), w2.new_empty(channels, 0)
@@ -228,12 +231,7 @@ _POINTERS = dict.fromkeys(("x", "w1", "b1", "w2"), "*fp32") | {"seed": "*i64"}
 _NUMBERS = {"tokens": "i32", "units": "i32", "channels": "i32", "threshold": "i32", "scale": "fp32"}
 _GRADS = dict.fromkeys(("grad_w1", "grad_b1", "grad_w2"), "*fp32")
 AOT = [
-    (
-        kernel,
-        _POINTERS | types | _NUMBERS,
-        {"DROP": drop, "TOKENS": shape[0], "UNITS": UNITS, "CHANNELS": channels},
-        shape[1],
-    )
+    (kernel, _POINTERS | types | _NUMBERS, _constants(shape, channels, drop), shape[1])
     for kernel, shape, types in (
         (_forward_kernel, FORWARD, {"b2": "*fp32", "y": "*fp32"}),
         (_grad_x_kernel, GRAD_X, {"grad_y": "*fp32", "grad_x": "*fp32"}),
