@@ -30,6 +30,17 @@ def problem(tokens, units=64, channels=32, seed=0, dtype=torch.float32):
     return tensors[:5], tensors[5]
 
 
+def without_borderline_units(inputs):
+    """The same problem on a grid where W1 x + b1 is exact in float32 and never 0.
+
+    Otherwise some of millions of hidden values lie within rounding of 0, and whether relu passes
+    them is chance in torch's float32 as much as here.
+    """
+    x, w1, b1, w2, b2 = inputs
+    grid = [(x * 16).round() / 16, (w1 * 64).round() / 64, ((b1 * 1024).round() + 0.5) / 1024]
+    return [*grid, w2, b2]
+
+
 def run(inputs, grad_y, backend, **options):
     """y and the five gradients."""
     leaves = [t.detach().requires_grad_() for t in inputs]
@@ -81,6 +92,7 @@ def test_agrees_with_float64(backend, dropout, tokens, units, channels):
 def test_native_at_full_size(dropout):
     """DSA-IGN's own layer, with several chunks of tokens in backward."""
     inputs, grad_y = problem(1200, 2048)
+    inputs = without_borderline_units(inputs)
     require(_operator, "native", *inputs)
     got = run(inputs, grad_y, "native", dropout=dropout)
     torch32 = run(inputs, grad_y, "torch", dropout=dropout)
@@ -91,6 +103,7 @@ def test_native_at_full_size(dropout):
 
 def test_native_with_more_tokens_than_32_chunks_of_the_usual_size():
     inputs, grad_y = problem(20_011, 19, 3)
+    inputs = without_borderline_units(inputs)
     require(_operator, "native", *inputs)
     got = run(inputs, grad_y, "native", dropout=0.5)
     torch32 = run(inputs, grad_y, "torch", dropout=0.5)
@@ -119,7 +132,7 @@ def test_leading_dimensions_and_strides(backend):
     assert got[0].shape == got[1].shape == (3, 4, 5, 32)
     for a, b in zip(plain, got, strict=True):
         assert torch.equal(a, b.reshape(a.shape))
-    strided = [t.mT.contiguous().mT if t.dim() == 2 else t.repeat(2, 1).T[:, 1] for t in inputs]
+    strided = [t.mT.contiguous().mT if t.dim() == 2 else torch.stack([t, t], 1)[:, 1] for t in inputs]
     assert not any(t.is_contiguous() for t in strided)
     got = run(strided, grad_y.T.contiguous().T, backend, dropout=0.1, seed=3)
     for a, b in zip(plain, got, strict=True):
