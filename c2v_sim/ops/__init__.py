@@ -4,7 +4,8 @@
 Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 """
 
+from c2v_sim.ops.fused_ffn import fused_ffn
 from c2v_sim.ops.sgd_step import sgd_step_
 from c2v_sim.ops.weighted_sum import weighted_sum
 
-__all__ = ["sgd_step_", "weighted_sum"]
+__all__ = ["fused_ffn", "sgd_step_", "weighted_sum"]

@@ -90,6 +90,8 @@ class Operator:
         self.name, self.schema, self.reference, self.dtypes = name, schema, reference, tuple(dtypes)
         self.has_triton = triton
         OPERATORS[name] = self
+        # Asked once: the question cannot be traced by torch.compile.
+        self.native_keys = {key for key in ("CPU", "CUDA") if _has_kernel(name, key)}
         qualified = []
         if native_missing is None and hasattr(torch.ops.c2v_sim, name):
             qualified.append(f"c2v_sim::{name}")
@@ -103,7 +105,8 @@ class Operator:
                 torch.library.register_autograd(op, backward, setup_context=setup_context)
 
     def _launch_triton(self, *args: Any) -> Any:
-        module = importlib.import_module(f"c2v_sim.kernels.{self.name}")
+        file = self.name.removesuffix("_backward")  # a gradient's kernels are beside the forward's
+        module = importlib.import_module(f"c2v_sim.kernels.{file}")
         return getattr(module, self.name)(*args)
 
     def unavailable(self, backend: str, *args: Any) -> str | None:
@@ -117,14 +120,14 @@ class Operator:
         if backend == "native":
             if native_missing:
                 return native_missing
-            if not _has_kernel(self.name, "CPU"):
+            if "CPU" not in self.native_keys:
                 return f"c2v_sim._C has no CPU kernel {self.name}; run `make setup` to rebuild it"
             if not on_cpu:
                 return "native kernels take CPU tensors"
         if backend == "cuda":
             if on_cpu:
                 return "CUDA kernels take CUDA tensors"
-            if not _has_kernel(self.name, "CUDA"):
+            if "CUDA" not in self.native_keys:
                 return f"c2v_sim._C was built without a CUDA kernel {self.name}"
         if backend == "triton":
             if not self.has_triton:
