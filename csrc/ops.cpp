@@ -3,5 +3,8 @@
 #include "ops.h"
 
 STABLE_TORCH_LIBRARY(c2v_sim, m) {
+  m.def(
+      "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");
 }

@@ -4,6 +4,18 @@
 Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 """
 
+from c2v_sim.ops.index_losses import (
+    diversity_loss,
+    index_losses,
+    orthogonality_loss,
+    similarity_loss,
+)
 from c2v_sim.ops.weighted_sum import weighted_sum
 
-__all__ = ["weighted_sum"]
+__all__ = [
+    "diversity_loss",
+    "index_losses",
+    "orthogonality_loss",
+    "similarity_loss",
+    "weighted_sum",
+]
