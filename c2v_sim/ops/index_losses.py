@@ -18,13 +18,13 @@ differentiated twice.
 
 # ruff: noqa: E741  (l is the specification's name)
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from c2v_sim.ops._dispatch import STORAGE, Operator
+from c2v_sim.ops._once import once_differentiable
 
 SIM, ORTH, DIV = 1, 2, 4  # bits of `terms`; csrc/cpu/index_losses.cpp knows them too
 SMALLEST = 1e-8
@@ -118,31 +118,28 @@ def _fake(z: Tensor, u: Tensor, l: Tensor, terms: int, with_grad: bool) -> tuple
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    z, u, l, terms, with_grad = inputs
-    ctx.terms, ctx.with_grad, ctx.dtypes = terms, with_grad, (z.dtype, u.dtype, l.dtype)
+    ctx.terms, ctx.with_grad = inputs[3:]
+    ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*output[1:])
+    ctx.save_for_backward(*inputs[:3], *output[1:])
 
 
-def _backward(ctx: Any, upstream: Tensor | None, *of_gradients: Tensor | None) -> tuple:
-    if any(g is not None for g in of_gradients):
-        raise RuntimeError(
-            "index_losses: fused backends cannot be differentiated twice; use backend='torch'"
-        )
+def _backward(ctx: Any, upstream: Tensor | None, *_: None) -> tuple:
     if upstream is None:
         return (None,) * 5
     if not ctx.with_grad:
         raise RuntimeError("index_losses: called with with_grad=False, so no gradient was formed")
-    sim_z, sim_l, orth_z, orth_u, div_u = ctx.saved_tensors
-
-    def combine(dtype: torch.dtype, parts: Sequence[tuple[int, int, Tensor]]) -> Tensor | None:
-        chosen = [upstream[i] * g for i, term, g in parts if ctx.terms & term]
-        return sum(chosen[1:], chosen[0]).to(dtype) if chosen else None
-
-    of_z = combine(ctx.dtypes[0], [(0, SIM, sim_z), (1, ORTH, orth_z)])
-    of_u = combine(ctx.dtypes[1], [(1, ORTH, orth_u), (2, DIV, div_u)])
-    of_l = combine(ctx.dtypes[2], [(0, SIM, sim_l)])
-    return of_z, of_u, of_l, None, None
+    z, u, l, sim_z, sim_l, orth_z, orth_u, div_u = ctx.saved_tensors
+    parts = (  # the losses' upstream gradients differ, so each gradient was formed alone
+        (z, [(0, SIM, sim_z), (1, ORTH, orth_z)]),
+        (u, [(1, ORTH, orth_u), (2, DIV, div_u)]),
+        (l, [(0, SIM, sim_l)]),
+    )
+    grads: list[Tensor | None] = []
+    for x, of_x in parts:
+        chosen = [upstream[i] * g for i, term, g in of_x if ctx.terms & term]
+        grads.append(sum(chosen[1:], chosen[0]).to(x.dtype) if chosen else None)
+    return *once_differentiable("index_losses", grads, (z, u, l)), None, None
 
 
 _operator = Operator(
