@@ -12,5 +12,8 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
       "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
       "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");
+  m.def(
+      "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
+      "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");
 }

@@ -5,7 +5,21 @@ Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 """
 
 from c2v_sim.ops.fused_ffn import fused_ffn
+from c2v_sim.ops.index_losses import (
+    diversity_loss,
+    index_losses,
+    orthogonality_loss,
+    similarity_loss,
+)
 from c2v_sim.ops.sgd_step import sgd_step_
 from c2v_sim.ops.weighted_sum import weighted_sum
 
-__all__ = ["fused_ffn", "sgd_step_", "weighted_sum"]
+__all__ = [
+    "diversity_loss",
+    "fused_ffn",
+    "index_losses",
+    "orthogonality_loss",
+    "sgd_step_",
+    "similarity_loss",
+    "weighted_sum",
+]

@@ -1,0 +1,154 @@
+"""The losses of the index-generation network over a batch, and their gradients, in one pass.
+
+    L_sim  = mean_j (1 - cos(z_j, l_j))                          z, u, l: [B, D]
+    L_orth = 1/B² sum_{j,k} |cos(z_j, u_k)|
+    L_div  = mean_j log sum_{k≠j} exp(cos(u_j, u_k))             0 if B < 2
+    cos(a, b) = <a, b> / max(|a||b|, 1e-8)
+
+`index_losses` gives all three; the functions named after one loss compute that one alone, with the
+same kernels. The fused backends hold O(B·D) memory, never a B×B matrix: the gradient of each loss
+is formed beside its value, and backward only scales and adds.
+
+A zero vector has cosine 0 with everything and takes no gradient. A batch of no rows has losses 0.
+NaN and Inf in a row (and, in the fused backends, a row whose squared length overflows float32)
+give NaN in every loss and gradient that depends on it. Half storage is computed in float32; the
+losses are float32 then, gradients have the dtype of their input. Only backend="torch" can be
+differentiated twice.
+"""
+
+# ruff: noqa: E741  (l is the specification's name)
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from c2v_sim.ops._dispatch import STORAGE, Operator
+from c2v_sim.ops._once import once_differentiable
+
+SIM, ORTH, DIV = 1, 2, 4  # bits of `terms`; csrc/cpu/index_losses.cpp knows them too
+SMALLEST = 1e-8
+
+
+def index_losses(
+    z: Tensor, u: Tensor, l: Tensor, *, backend: str | None = None
+) -> tuple[Tensor, Tensor, Tensor]:  # 3 × [B, D] -> 3 scalars
+    """(L_sim, L_orth, L_div) of data encodings z, feature indices u and label embeddings l."""
+    sim, orth, div = _losses("index_losses", z, u, l, SIM | ORTH | DIV, backend).unbind()
+    return sim, orth, div
+
+
+def similarity_loss(z: Tensor, l: Tensor, *, backend: str | None = None) -> Tensor:
+    """L_sim of z, l [B, D]: how far each encoding points away from its label embedding."""
+    return _losses("similarity_loss", z, None, l, SIM, backend)[0]
+
+
+def orthogonality_loss(z: Tensor, u: Tensor, *, backend: str | None = None) -> Tensor:
+    """L_orth of z, u [B, D]: the mean absolute cosine over all B² pairs."""
+    return _losses("orthogonality_loss", z, u, None, ORTH, backend)[1]
+
+
+def diversity_loss(u: Tensor, *, backend: str | None = None) -> Tensor:
+    """L_div of u [B, D]: small when the rows point away from one another."""
+    return _losses("diversity_loss", None, u, None, DIV, backend)[2]
+
+
+def _losses(
+    name: str, z: Tensor | None, u: Tensor | None, l: Tensor | None, terms: int, backend: str | None
+) -> Tensor:  # [3]
+    given = {n: t for n, t in (("z", z), ("u", u), ("l", l)) if t is not None}
+    shape = next(iter(given.values())).shape
+    for n, t in given.items():
+        if t.dim() != 2:
+            raise ValueError(f"{name}: {n} must be [B, D], got {tuple(t.shape)}")
+        if t.shape != shape:
+            first = next(iter(given))
+            raise ValueError(
+                f"{name}: {n} must have the shape of {first}, {tuple(shape)}, got {tuple(t.shape)}"
+            )
+    with_grad = torch.is_grad_enabled() and any(t.requires_grad for t in given.values())
+    stand_in = next(iter(given.values())).detach()  # for what the chosen terms do not read
+    tensors = [stand_in if t is None else t for t in (z, u, l)]
+    return _operator(*tensors, terms, with_grad, backend=backend)[0]
+
+
+def unit_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] -> [N, D], [N]
+    """Rows over their lengths, and the lengths; 0, without gradient, for zero rows."""
+    norm = torch.linalg.vector_norm(x, dim=1)
+    zero = norm == 0
+    # The inner where keeps 0/0 out of the gradient.
+    safe = torch.linalg.vector_norm(torch.where(zero[:, None], torch.ones_like(x), x), dim=1)
+    return torch.where(zero[:, None], 0, x / safe[:, None]), torch.where(zero, 0, safe)
+
+
+def cosines_torch(a: Tensor, b: Tensor) -> Tensor:  # [N, D], [M, D] -> [N, M]
+    """The definition of all cosines, by unit rows: <â, b̂> |a||b| / max(|a||b|, 1e-8)."""
+    (unit_a, norm_a), (unit_b, norm_b) = unit_rows_torch(a), unit_rows_torch(b)
+    norms = norm_a[:, None] * norm_b
+    return unit_a @ unit_b.T * torch.where(norms < SMALLEST, norms / SMALLEST, 1)
+
+
+def index_losses_torch(
+    z: Tensor, u: Tensor, l: Tensor, terms: int = SIM | ORTH | DIV, with_grad: bool = False
+) -> tuple[Tensor, ...]:
+    """The definition: ([L_sim, L_orth, L_div],), 0 for those that `terms` leaves out."""
+    z, u, l = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (z, u, l))
+    rows = len(z)
+    sim = orth = div = sum(t[:0].sum() for t in (z, u, l))  # 0, but part of the graph
+    if rows > 0 and terms & SIM:
+        (unit_z, norm_z), (unit_l, norm_l) = unit_rows_torch(z), unit_rows_torch(l)
+        norms = norm_z * norm_l
+        shortened = torch.where(norms < SMALLEST, norms / SMALLEST, 1)
+        sim = (1 - (unit_z * unit_l).sum(1) * shortened).mean()
+    if rows > 0 and terms & ORTH:
+        orth = cosines_torch(z, u).abs().mean()
+    if rows > 1 and terms & DIV:
+        diagonal = torch.eye(rows, dtype=torch.bool, device=u.device)
+        div = cosines_torch(u, u).masked_fill(diagonal, -torch.inf).logsumexp(1).mean()
+    return (torch.stack([sim, orth, div]),)
+
+
+def _fake(z: Tensor, u: Tensor, l: Tensor, terms: int, with_grad: bool) -> tuple[Tensor, ...]:
+    def rows(x: Tensor, term: int) -> Tensor:
+        wanted = bool(terms & term) and with_grad
+        return x.new_empty((x.shape[0] if wanted else 0, x.shape[1]), dtype=torch.float32)
+
+    losses = z.new_empty(3, dtype=torch.float32)
+    return losses, rows(z, SIM), rows(l, SIM), rows(z, ORTH), rows(u, ORTH), rows(u, DIV)
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.terms, ctx.with_grad = inputs[3:]
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:3], *output[1:])
+
+
+def _backward(ctx: Any, upstream: Tensor | None, *_: None) -> tuple:
+    if upstream is None:
+        return (None,) * 5
+    if not ctx.with_grad:
+        raise RuntimeError("index_losses: called with with_grad=False, so no gradient was formed")
+    z, u, l, sim_z, sim_l, orth_z, orth_u, div_u = ctx.saved_tensors
+    parts = (  # the losses' upstream gradients differ, so each gradient was formed alone
+        (z, [(0, SIM, sim_z), (1, ORTH, orth_z)]),
+        (u, [(1, ORTH, orth_u), (2, DIV, div_u)]),
+        (l, [(0, SIM, sim_l)]),
+    )
+    grads: list[Tensor | None] = []
+    for x, of_x in parts:
+        chosen = [upstream[i] * g for i, term, g in of_x if ctx.terms & term]
+        grads.append(sum(chosen[1:], chosen[0]).to(x.dtype) if chosen else None)
+    return *once_differentiable("index_losses", grads, (z, u, l)), None, None
+
+
+_operator = Operator(
+    "index_losses",
+    "(Tensor z, Tensor u, Tensor l, int terms, bool with_grad)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    index_losses_torch,
+    fake=_fake,
+    setup_context=_setup_context,
+    backward=_backward,
+    dtypes=STORAGE,
+)

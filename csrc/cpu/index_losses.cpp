@@ -1,0 +1,126 @@
+// index_losses: L_sim, L_orth, L_div of a batch and the gradient of each, O(B·D) memory.
+//
+// The losses' upstream gradients differ, so each gradient is returned alone, for unit upstream.
+#include <tuple>
+
+#include "diversity.h"
+#include "tiny_rows.h"
+
+namespace c2v {
+namespace {
+
+enum Term : int64_t { kSim = 1, kOrth = 2, kDiv = 4 };  // as in c2v_sim/ops/index_losses.py
+
+Tensor rows_like(const Tensor& x, bool wanted) {
+  return torch::stable::new_empty(x, {wanted ? x.size(0) : 0, x.size(1)}, ScalarType::Float);
+}
+
+// The mean of 1 - cos(z_j, l_j); gradients unless null.
+double similarity_loss(const Tensor& z, const Tensor& l, float* grad_z, float* grad_l) {
+  const int64_t rows = z.size(0), dim = z.size(1), padded = round_up(dim, 16);
+  const float *z_ptr = z.const_data_ptr<float>(), *l_ptr = l.const_data_ptr<float>();
+  std::vector<float> loss(rows);
+  torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+    const Floats a = zeros(padded), b = zeros(padded);
+    for (int64_t j = begin; j < end; ++j) {
+      std::copy(z_ptr + j * dim, z_ptr + (j + 1) * dim, a.get());
+      std::copy(l_ptr + j * dim, l_ptr + (j + 1) * dim, b.get());
+      const float aa = dot(a.get(), a.get(), padded), bb = dot(b.get(), b.get(), padded);
+      const float norms = std::sqrt(aa) * std::sqrt(bb);
+      const float below = std::isinf(norms) ? NAN : std::max(kSmallest, norms);
+      const float cosine = dot(a.get(), b.get(), padded) / below;
+      loss[j] = 1 - cosine;
+      if (!grad_z) continue;
+      const bool zero = aa == 0 || bb == 0, clamped = norms < kSmallest;
+      const float scale = zero ? 0 : -1 / (static_cast<float>(rows) * below);
+      const float along_a = clamped ? 0 : cosine * below / aa;
+      const float along_b = clamped ? 0 : cosine * below / bb;
+      for (int64_t k = 0; k < dim; ++k) {
+        grad_z[j * dim + k] = scale * (b[k] - along_a * a[k]);
+        grad_l[j * dim + k] = scale * (a[k] - along_b * b[k]);
+      }
+    }
+  });
+  double total = 0;
+  for (float x : loss) total += x;
+  return total / rows;
+}
+
+// The mean of |cos(z_j, u_k)|; gradients unless null.
+double orthogonality_loss(const UnitRows& z, const UnitRows& u, float* grad_z, float* grad_u) {
+  const double pairs = static_cast<double>(z.rows) * u.rows;
+  const float scale = static_cast<float>(1 / pairs);
+  if (has_tiny_pairs(z, u)) {
+    const auto sign = [](int64_t, int64_t, float c) { return c > 0 ? 1.0f : c < 0 ? -1.0f : c; };
+    double total = 0;
+    for (double s : sums_of_tiny(z, u, [](int64_t, int64_t, float c) { return std::abs(c); }))
+      total += s;
+    if (grad_z) {
+      gradient_of_tiny(z, u, scale, sign, grad_z);
+      gradient_of_tiny(u, z, scale, sign, grad_u);
+    }
+    return total / pairs;
+  }
+  if (!grad_z) return orthogonality(z, u, nullptr, nullptr) / pairs;
+  const Floats g_z = zeros(z.padded_rows * z.padded_dim), g_u = zeros(u.padded_rows * u.padded_dim);
+  const double total = orthogonality(z, u, g_z.get(), g_u.get());
+  z.through_normalisation(g_z.get(), scale, grad_z);
+  u.through_normalisation(g_u.get(), scale, grad_u);
+  return total / pairs;
+}
+
+// The mean of log sum_{k≠j} exp cos(u_j, u_k), at least two rows; gradient unless null.
+double diversity_loss(const UnitRows& u, float* grad) {
+  const float scale = static_cast<float>(1.0 / u.rows);
+  if (has_tiny_pairs(u, u)) {
+    const auto value = [](int64_t j, int64_t k, float c) { return j == k ? 0 : std::exp(c); };
+    const std::vector<double> sums = sums_of_tiny(u, u, value);
+    double loss = 0;
+    for (double s : sums) loss += std::log(s);
+    const auto weight = [&](int64_t j, int64_t k, float c) {
+      return value(j, k, c) * static_cast<float>(1 / sums[j] + 1 / sums[k]);
+    };
+    if (grad) gradient_of_tiny(u, u, scale, weight, grad);
+    return loss / u.rows;
+  }
+  const Floats g = zeros(grad ? u.padded_rows * u.padded_dim : 0);
+  const double loss = Diversity(u).run(grad ? g.get() : nullptr);
+  if (grad) u.through_normalisation(g.get(), scale, grad);
+  return loss;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> index_losses_cpu(
+    const Tensor& z, const Tensor& u, const Tensor& l, int64_t terms, bool with_grad) {
+  const bool sim = terms & kSim, orth = terms & kOrth, div = terms & kDiv;
+  Tensor losses = torch::stable::new_zeros(z, {3}, ScalarType::Float);
+  Tensor sim_z = rows_like(z, sim && with_grad), sim_l = rows_like(l, sim && with_grad);
+  Tensor orth_z = rows_like(z, orth && with_grad), orth_u = rows_like(u, orth && with_grad);
+  Tensor div_u = rows_like(u, div && with_grad);
+  const auto wanted = [&](Tensor& grad) {
+    return with_grad ? grad.mutable_data_ptr<float>() : nullptr;
+  };
+  const int64_t rows = z.size(0);
+  float* loss = losses.mutable_data_ptr<float>();
+  if (rows > 0 && sim)
+    loss[0] = static_cast<float>(
+        similarity_loss(float_rows(z), float_rows(l), wanted(sim_z), wanted(sim_l)));
+  if (rows > 0 && (orth || div)) {
+    const UnitRows unit_u(u);
+    if (orth)
+      loss[1] = static_cast<float>(
+          orthogonality_loss(UnitRows(z), unit_u, wanted(orth_z), wanted(orth_u)));
+    if (div && rows > 1)
+      loss[2] = static_cast<float>(diversity_loss(unit_u, wanted(div_u)));
+    else if (div && with_grad)
+      torch::stable::zero_(div_u);
+  }
+  return {losses, sim_z, sim_l, orth_z, orth_u, div_u};
+}
+
+}  // namespace c2v
+
+STABLE_TORCH_LIBRARY_IMPL(c2v_sim, CPU, m) {
+  m.impl("index_losses", TORCH_BOX(&c2v::index_losses_cpu));
+}

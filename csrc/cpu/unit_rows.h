@@ -1,0 +1,111 @@
+// Rows divided by their lengths, packed for gemm.h; and the way back, from the gradient for a
+// unit row to the gradient for the row itself.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "gemm.h"
+
+namespace c2v {
+
+constexpr float kSmallest = 1e-8f;  // cos(a, b) = <a, b> / max(|a||b|, kSmallest)
+
+using Floats = std::unique_ptr<float[]>;
+inline Floats floats(int64_t n) { return std::make_unique_for_overwrite<float[]>(n); }
+inline Floats zeros(int64_t n) { return std::make_unique<float[]>(n); }
+
+inline float dot(const float* a, const float* b, int64_t n) {  // n is a multiple of 16
+  float8 even = {}, odd = {};
+  for (int64_t i = 0; i < n; i += 16) {
+    even += load8(a + i) * load8(b + i);
+    odd += load8(a + i + 8) * load8(b + i + 8);
+  }
+  const float8 s = even + odd;
+  return ((s[0] + s[4]) + (s[1] + s[5])) + ((s[2] + s[6]) + (s[3] + s[7]));
+}
+
+// x as float32 in contiguous rows; the tensor itself when it is so already.
+inline Tensor float_rows(const Tensor& x) {
+  const Tensor f = x.scalar_type() == ScalarType::Float ? x
+                                                        : torch::stable::to(x, ScalarType::Float);
+  return torch::stable::contiguous(f);
+}
+
+struct UnitRows {
+  int64_t rows, dim;                // as given
+  int64_t padded_rows, padded_dim;  // multiples of kTile and kColumns
+  Tensor source;                    // [rows, dim] float32, which keeps `data` alive
+  const float* data;
+  Floats norm, inverse;             // [padded_rows]; both 0 for a zero row
+  float shortest;                   // smallest norm that is not 0; infinity when there is none
+  Floats rows6, rows16, cols16;     // see gemm.h
+  int64_t blocks() const { return padded_rows / kTile; }
+
+  explicit UnitRows(const Tensor& x)
+      : rows(x.size(0)),
+        dim(x.size(1)),
+        padded_rows(round_up(rows, kTile)),
+        padded_dim(round_up(dim, kColumns)),
+        source(float_rows(x)),
+        data(source.const_data_ptr<float>()),
+        norm(zeros(padded_rows)),
+        inverse(zeros(padded_rows)),
+        shortest(std::numeric_limits<float>::infinity()),
+        rows6(floats(padded_rows * padded_dim)),
+        rows16(floats(padded_rows * padded_dim)),
+        cols16(floats(padded_rows * padded_dim)) {
+    parallel_tasks(blocks(), [&](int64_t block) { pack(block); });
+    for (int64_t i = 0; i < rows; ++i)
+      if (norm[i] > 0) shortest = std::min(shortest, norm[i]);
+  }
+
+  const float* row(int64_t i) const { return data + i * dim; }
+
+  // unit[padded_dim] = row i over its length, zero padded.
+  void unit_row(int64_t i, float* unit) const {
+    const float *x = row(i), scale = inverse[i];
+    for (int64_t k = 0; k < dim; ++k) unit[k] = x[k] * scale;
+    std::fill(unit + dim, unit + padded_dim, 0.0f);
+  }
+
+  // out[rows][dim]: the gradient for the rows from g[rows][padded_dim], that for the unit rows:
+  // scale (g - û<g, û>) / |row|.
+  void through_normalisation(const float* g, float scale, float* out) const {
+    torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
+      const Floats unit = floats(padded_dim);
+      for (int64_t i = begin; i < end; ++i) {
+        unit_row(i, unit.get());
+        const float *from = g + i * padded_dim, factor = scale * inverse[i];
+        const float along = dot(from, unit.get(), padded_dim);
+        for (int64_t k = 0; k < dim; ++k) out[i * dim + k] = factor * (from[k] - unit[k] * along);
+      }
+    });
+  }
+
+ private:
+  void pack(int64_t block) {
+    const Floats unit = zeros(kTile * padded_dim);
+    const int64_t first = block * kTile, last = std::min(first + kTile, rows);
+    for (int64_t i = first; i < last; ++i) {
+      float* u = unit.get() + (i - first) * padded_dim;
+      std::copy(row(i), row(i) + dim, u);
+      norm[i] = std::sqrt(dot(u, u, padded_dim));
+      // An infinite norm would turn finite elements into silent zeros: let it be NaN.
+      inverse[i] = norm[i] == 0 ? 0 : std::isinf(norm[i]) ? NAN : 1 / norm[i];
+      const float scale = inverse[i];
+      for (int64_t k = 0; k < dim; ++k) u[k] *= scale;
+    }
+    for (int64_t i = 0; i < kTile; ++i) {
+      const float* u = unit.get() + i * padded_dim;
+      float* six = rows6.get() + (first + i) / 6 * 6 * padded_dim + (first + i) % 6;
+      float* sixteen = rows16.get() + (first + i) / 16 * 16 * padded_dim + (first + i) % 16;
+      for (int64_t k = 0; k < padded_dim; ++k) six[k * 6] = u[k], sixteen[k * 16] = u[k];
+      for (int64_t k = 0; k < padded_dim; k += 16)
+        std::copy(u + k, u + k + 16, cols16.get() + k * padded_rows + (first + i) * 16);
+    }
+  }
+};
+
+}  // namespace c2v
