@@ -4,6 +4,9 @@
 
 STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
+      "client_scores(Tensor feature_index, Tensor? label_index, Tensor cohort, Tensor omega) "
+      "-> Tensor");
+  m.def(
       "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
       "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");
   m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");

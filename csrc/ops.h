@@ -30,7 +30,20 @@ inline float to_float(torch::headeronly::BFloat16 x) {
   std::memcpy(&out, &bits, sizeof out);
   return out;
 }
-inline float to_float(torch::headeronly::Half x) { return static_cast<float>(x); }
+// The exponent is re-biased by a multiplication, which also normalises subnormals; Inf and NaN
+// get the full exponent. No branches, so it vectorises.
+inline float to_float(torch::headeronly::Half x) {
+  const uint32_t sign = (x.x & 0x8000u) << 16, magnitude = (x.x & 0x7fffu) << 13;
+  const uint32_t special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
+  float value;
+  std::memcpy(&value, &magnitude, sizeof value);
+  value *= 0x1p112f;
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits |= sign | special;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
 
 // Calls f with a null pointer of the storage type that `type` names.
 template <class F>
