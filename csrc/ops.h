@@ -13,6 +13,10 @@
 #include <torch/headeronly/util/Exception.h>
 #include <torch/headeronly/util/Half.h>
 
+#if defined(__AVX2__) && defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -44,6 +48,31 @@ inline float to_float(torch::headeronly::Half x) {
   std::memcpy(&value, &bits, sizeof value);
   return value;
 }
+
+// Eight floats in a register (or several, where registers are narrower), loaded and widened.
+using Floats = float __attribute__((vector_size(32)));
+
+inline Floats load_floats(const float* from) {
+  Floats out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+#if defined(__AVX2__) && defined(__F16C__)  // GCC 12 does not find these conversions by itself
+inline Floats load_floats(const torch::headeronly::BFloat16* from) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+inline Floats load_floats(const torch::headeronly::Half* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+#else
+template <class T>
+inline Floats load_floats(const T* from) {
+  Floats out;
+  for (int i = 0; i < 8; ++i) out[i] = to_float(from[i]);
+  return out;
+}
+#endif
 
 // Calls f with a null pointer of the storage type that `type` names.
 template <class F>

@@ -4,8 +4,17 @@
 Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 """
 
+from c2v_sim.ops.aggregation_weights import aggregation_weights
 from c2v_sim.ops.client_scores import client_scores
+from c2v_sim.ops.sampling import sample_cohort, sampling_probabilities
 from c2v_sim.ops.sgd_step import sgd_step_
 from c2v_sim.ops.weighted_sum import weighted_sum
 
-__all__ = ["client_scores", "sgd_step_", "weighted_sum"]
+__all__ = [
+    "aggregation_weights",
+    "client_scores",
+    "sample_cohort",
+    "sampling_probabilities",
+    "sgd_step_",
+    "weighted_sum",
+]

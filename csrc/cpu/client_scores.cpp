@@ -13,7 +13,6 @@
 namespace c2v {
 namespace {
 
-constexpr int kLanes = 32;             // independent partial sums: four AVX registers
 constexpr int64_t kCohortBlock = 32;   // cohort rows summed by one thread
 constexpr int64_t kGrain = 32;         // rows that repay waking a thread
 
@@ -32,33 +31,38 @@ Products products64(const T* row, const float* direction, int64_t size) {
   return sum;
 }
 
-inline float add_lanes(float* lanes) {
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int j = 0; j < width; ++j) lanes[j] += lanes[j + width];
-  }
-  return lanes[0];
+inline float add_lanes(const Floats& v) {
+  return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
+
+// Four independent sums each, to hide the latency of an addition.
+struct Sums {
+  Floats dot[4] = {}, squared[4] = {};
+
+  template <class T>
+  void add(const T* row, const float* direction) {  // 32 elements
+    for (int j = 0; j < 4; ++j) {
+      const Floats x = load_floats(row + 8 * j);
+      dot[j] += x * load_floats(direction + 8 * j);
+      squared[j] += x * x;
+    }
+  }
+};
 
 // In float32, repeated in float64 where squares leave its range (or are zero, or not finite).
 template <class T>
 Products products(const T* row, const float* direction, int64_t size) {
-  alignas(64) float dot[kLanes] = {}, squared[kLanes] = {};
+  Sums sums;
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) {
-#pragma omp simd
-    for (int j = 0; j < kLanes; ++j) {
-      const float x = to_float(row[i + j]);
-      dot[j] += x * direction[i + j];
-      squared[j] += x * x;
-    }
+  for (; i + 32 <= size; i += 32) sums.add(row + i, direction + i);
+  if (i < size) {
+    float x[32] = {}, d[32] = {};
+    for (int64_t j = 0; i + j < size; ++j) x[j] = to_float(row[i + j]), d[j] = direction[i + j];
+    sums.add(x, d);
   }
-  for (int j = 0; i < size; ++i, ++j) {
-    const float x = to_float(row[i]);
-    dot[j] += x * direction[i];
-    squared[j] += x * x;
-  }
-  const float dot_sum = add_lanes(dot), squared_sum = add_lanes(squared);
-  if (squared_sum > 1e-25f && squared_sum < 1e30f) return {dot_sum, squared_sum};
+  const auto total = [](const Floats* v) { return add_lanes((v[0] + v[1]) + (v[2] + v[3])); };
+  const float dot = total(sums.dot), squared = total(sums.squared);
+  if (squared > 1e-25f && squared < 1e30f) return {dot, squared};
   return products64(row, direction, size);
 }
 
