@@ -1,4 +1,4 @@
-"""sample_cohort against torch.multinomial (2**24 clients at most, and no Gumbel stream) and sorting.
+"""sample_cohort against torch.multinomial (without a reproducible stream) and against sorting.
 
 `noise` is the share that NumPy's generator takes: the floor of a reproducible draw.
 """

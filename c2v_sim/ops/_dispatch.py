@@ -14,7 +14,7 @@ import importlib
 import os
 import platform
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,7 @@ def _load_native() -> str | None:
 native_missing: str | None = _load_native()
 
 
-@lru_cache(maxsize=None)  # a small operator takes less time than the dispatcher's answer
+@cache  # a small operator takes less time than the dispatcher's answer
 def _has_kernel(name: str, key: str) -> bool:
     return native_missing is None and torch._C._dispatch_has_kernel_for_dispatch_key(
         f"c2v_sim::{name}", key

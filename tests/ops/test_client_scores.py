@@ -177,7 +177,7 @@ def test_refusals_name_what_was_wrong():
 @pytest.mark.parametrize("backend", FUSED)
 def test_opcheck(backend):
     require_backend(backend)
-    features, labels, cohort, sizes = problem(9, 5)
+    features, labels, cohort, _ = problem(9, 5)
     omega = torch.full((len(cohort),), 1 / len(cohort), device=DEVICE)
     namespace = torch.ops.c2v_sim_triton if backend == "triton" else torch.ops.c2v_sim
     for label_index in (labels, None):
