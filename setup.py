@@ -39,7 +39,7 @@ def extension_arguments() -> dict:
 
     with_cuda = bool(torch.version.cuda and cpp_extension.CUDA_HOME and CUDA_SOURCES)
     # AVX2 is checked when the library is loaded; other machines take the torch reference.
-    simd = ["-mavx2", "-mfma"] if platform.machine() in ("x86_64", "AMD64") else []
+    simd = ["-mavx2", "-mfma", "-mf16c"] if platform.machine() in ("x86_64", "AMD64") else []
     cxx = ["-O3", "-std=c++20", "-fopenmp-simd", STABLE_ABI, "-DPy_LIMITED_API=0x030b0000", *simd]
     extension = (cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension)(
         name="c2v_sim._C",

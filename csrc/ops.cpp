@@ -4,16 +4,19 @@
 
 STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
+      "client_scores(Tensor feature_index, Tensor? label_index, Tensor cohort, Tensor omega) "
+      "-> Tensor");
+  m.def(
       "fused_ffn(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, Tensor seed, "
       "float dropout) -> Tensor");
   m.def(
       "fused_ffn_backward(Tensor grad_y, Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor seed, "
       "float dropout, bool need_x, bool need_w) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
-      "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");
-  m.def(
       "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
+      "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");
   m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");
 }

@@ -13,6 +13,10 @@
 #include <torch/headeronly/util/Exception.h>
 #include <torch/headeronly/util/Half.h>
 
+#if defined(__AVX2__) && defined(__F16C__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
@@ -30,7 +34,45 @@ inline float to_float(torch::headeronly::BFloat16 x) {
   std::memcpy(&out, &bits, sizeof out);
   return out;
 }
-inline float to_float(torch::headeronly::Half x) { return static_cast<float>(x); }
+// The exponent is re-biased by a multiplication, which also normalises subnormals; Inf and NaN
+// get the full exponent. No branches, so it vectorises.
+inline float to_float(torch::headeronly::Half x) {
+  const uint32_t sign = (x.x & 0x8000u) << 16, magnitude = (x.x & 0x7fffu) << 13;
+  const uint32_t special = magnitude >= 0x0f800000u ? 0x7f800000u : 0u;
+  float value;
+  std::memcpy(&value, &magnitude, sizeof value);
+  value *= 0x1p112f;
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits |= sign | special;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Eight floats in a register (or several, where registers are narrower), loaded and widened.
+using Floats = float __attribute__((vector_size(32)));
+
+inline Floats load_floats(const float* from) {
+  Floats out;
+  std::memcpy(&out, from, sizeof out);
+  return out;
+}
+#if defined(__AVX2__) && defined(__F16C__)  // GCC 12 does not find these conversions by itself
+inline Floats load_floats(const torch::headeronly::BFloat16* from) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+inline Floats load_floats(const torch::headeronly::Half* from) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+}
+#else
+template <class T>
+inline Floats load_floats(const T* from) {
+  Floats out;
+  for (int i = 0; i < 8; ++i) out[i] = to_float(from[i]);
+  return out;
+}
+#endif
 
 // Calls f with a null pointer of the storage type that `type` names.
 template <class F>

@@ -14,6 +14,7 @@ import importlib
 import os
 import platform
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ BACKENDS = ("native", "cuda", "triton", "torch")
 FLOAT32 = (torch.float32,)
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 
+OPERATORS: dict[str, "Operator"] = {}  # every operator that was imported, by name
 _triton_library = torch.library.Library("c2v_sim_triton", "FRAGMENT")
 
 
@@ -45,6 +47,7 @@ def _load_native() -> str | None:
 native_missing: str | None = _load_native()
 
 
+@cache  # a small operator takes less time than the dispatcher's answer
 def _has_kernel(name: str, key: str) -> bool:
     return native_missing is None and torch._C._dispatch_has_kernel_for_dispatch_key(
         f"c2v_sim::{name}", key
@@ -116,7 +119,7 @@ class Operator:
         if backend == "torch":
             return None
         tensors = [a for a in args if isinstance(a, Tensor)]
-        on_cpu = all(t.device.type == "cpu" for t in tensors)
+        on_cpu = all(t.is_cpu for t in tensors)
         if backend == "native":
             if native_missing:
                 return native_missing
@@ -135,7 +138,7 @@ class Operator:
             if reason := _triton_missing(on_cpu):
                 return reason
         for t in tensors:
-            if t.is_floating_point() and t.dtype not in self.dtypes:
+            if t.dtype not in self.dtypes and t.is_floating_point():
                 known = ", ".join(str(d).removeprefix("torch.") for d in self.dtypes)
                 return f"it takes {known}, not {str(t.dtype).removeprefix('torch.')}"
         return None
@@ -146,7 +149,7 @@ class Operator:
             if reason := self.unavailable(backend, *args):
                 raise RuntimeError(f"{self.name}: backend {backend!r} cannot serve this: {reason}")
             return backend
-        on_cpu = all(a.device.type == "cpu" for a in args if isinstance(a, Tensor))
+        on_cpu = all(a.is_cpu for a in args if isinstance(a, Tensor))
         order = ("native", "torch") if on_cpu else ("cuda", "triton", "torch")
         return next(b for b in order if self.unavailable(b, *args) is None)
 

@@ -72,9 +72,8 @@ def _rows(name: str, tensor: Tensor, params: Tensor, shared: bool = False) -> Te
     """`tensor` as [K, P] without a copy, checked against params."""
     shape = params.shape
     if tensor.shape != shape and not (shared and tensor.shape == shape[-1:]):
-        wanted = "[K, P] or [P]" if tensor is params else str(tuple(shape))
-        raise ValueError(f"sgd_step_: {name} must be {wanted}, got {tuple(tensor.shape)}")
-    if tensor.dim() not in (1, 2):
+        raise ValueError(f"sgd_step_: {name} must be {tuple(shape)}, got {tuple(tensor.shape)}")
+    if len(shape) not in (1, 2):
         raise ValueError(f"sgd_step_: {name} must be [K, P] or [P], got {tuple(shape)}")
     if tensor.dtype != params.dtype or tensor.device != params.device:
         raise ValueError(
@@ -93,10 +92,10 @@ def _rows(name: str, tensor: Tensor, params: Tensor, shared: bool = False) -> Te
 
 def _options(params: Tensor, values: tuple[Option, ...]) -> Tensor:  # [K, 5]
     """lr, weight decay, momentum, proximal weight and norm limit of every row."""
-    rows = params.shape[0]
-    dtype = torch.promote_types(params.dtype, torch.float32)
+    rows, dtype = params.shape[0], torch.promote_types(params.dtype, torch.float32)
     if not any(isinstance(v, Tensor) for v in values):
-        return _constant_options(values, dtype, params.device).expand(rows, -1)
+        constant = _constant_options(values, dtype, params.device)
+        return constant if rows == 1 else constant.expand(rows, -1)
     columns = []
     for value in values:
         column = torch.as_tensor(value, dtype=dtype, device=params.device)
