@@ -49,9 +49,9 @@ native_missing: str | None = _load_native()
 
 @cache  # a small operator takes less time than the dispatcher's answer
 def _has_kernel(name: str, key: str) -> bool:
-    return native_missing is None and torch._C._dispatch_has_kernel_for_dispatch_key(
-        f"c2v_sim::{name}", key
-    )
+    if native_missing is not None or not hasattr(torch.ops.c2v_sim, name):
+        return False  # not built, or built before this operator existed
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"c2v_sim::{name}", key)
 
 
 def _triton_missing(on_cpu: bool) -> str | None:
