@@ -4,18 +4,24 @@
 Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 """
 
+from c2v_sim.ops.distillation_loss import distillation_loss
 from c2v_sim.ops.index_losses import (
     diversity_loss,
     index_losses,
     orthogonality_loss,
     similarity_loss,
 )
+from c2v_sim.ops.projection_orthogonality import projection_orthogonality
+from c2v_sim.ops.reconstruction_loss import reconstruction_loss
 from c2v_sim.ops.weighted_sum import weighted_sum
 
 __all__ = [
+    "distillation_loss",
     "diversity_loss",
     "index_losses",
     "orthogonality_loss",
+    "projection_orthogonality",
+    "reconstruction_loss",
     "similarity_loss",
     "weighted_sum",
 ]

@@ -39,7 +39,7 @@ std::vector<double> sums_of_tiny(const UnitRows& a, const UnitRows& b, const Val
   return sums;
 }
 
-// out[rows][dim] = scale · gradient for a of sum_{j,k} value, given weight(j, k, cos) = d value/d cos.
+// Adds to out[rows][dim] scale · gradient for a of sum_{j,k} value; weight(j, k, cos) = value'.
 template <class Weight>
 void gradient_of_tiny(const UnitRows& a, const UnitRows& b, float scale, const Weight& weight,
                       float* out) {
@@ -57,8 +57,21 @@ void gradient_of_tiny(const UnitRows& a, const UnitRows& b, float scale, const W
       for (int64_t i = 0; i < a.dim; ++i) g[i] += w * factor * other[i];
     }
     for (int64_t i = 0; i < a.dim; ++i)
-      out[j * a.dim + i] = scale * a.inverse[j] * (g[i] - unit[i] * along);
+      out[j * a.dim + i] += scale * a.inverse[j] * (g[i] - unit[i] * along);
   });
+}
+
+inline double absolute_sum_of_tiny(const UnitRows& a, const UnitRows& b) {
+  double total = 0;
+  for (double s : sums_of_tiny(a, b, [](int64_t, int64_t, float c) { return std::abs(c); }))
+    total += s;
+  return total;
+}
+
+inline void absolute_gradient_of_tiny(const UnitRows& a, const UnitRows& b, float scale,
+                                      float* out) {
+  const auto sign = [](int64_t, int64_t, float c) { return c > 0 ? 1.0f : c < 0 ? -1.0f : c; };
+  gradient_of_tiny(a, b, scale, sign, out);
 }
 
 }  // namespace c2v
