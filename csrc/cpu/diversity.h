@@ -52,8 +52,8 @@ class Diversity {
  private:
   const UnitRows& u;
   const int64_t strips;
-  Floats strip;  // [kStrip][padded_rows], columns from the strip's first row on
-  Floats inverse_sum;
+  FloatArray strip;  // [kStrip][padded_rows], columns from the strip's first row on
+  FloatArray inverse_sum;
 
   int64_t end(int64_t start) const { return std::min(start + kStrip, u.padded_rows); }
 
@@ -118,7 +118,7 @@ class Diversity {
     parallel_tasks((u.padded_rows - start) / kTile * halves, [&](int64_t task) {
       const int64_t row = start + task / halves * kTile, panel = task % halves * panels;
       const int64_t last = row < stop ? u.padded_rows : stop;
-      const Floats w6 = floats(kTile * kDepth);
+      const FloatArray w6 = floats(kTile * kDepth);
       for (int64_t k = start; k < last; k += kDepth) {
         const int64_t depth = std::min(kDepth, last - k);
         pack_weights(start, row, k, depth, w6.get());

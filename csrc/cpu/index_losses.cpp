@@ -12,7 +12,7 @@ namespace {
 enum Term : int64_t { kSim = 1, kOrth = 2, kDiv = 4 };  // as in c2v_sim/ops/index_losses.py
 
 Tensor rows_like(const Tensor& x, bool wanted) {
-  return torch::stable::new_empty(x, {wanted ? x.size(0) : 0, x.size(1)}, ScalarType::Float);
+  return torch::stable::new_zeros(x, {wanted ? x.size(0) : 0, x.size(1)}, ScalarType::Float);
 }
 
 // The mean of 1 - cos(z_j, l_j); gradients unless null.
@@ -21,7 +21,7 @@ double similarity_loss(const Tensor& z, const Tensor& l, float* grad_z, float* g
   const float *z_ptr = z.const_data_ptr<float>(), *l_ptr = l.const_data_ptr<float>();
   std::vector<float> loss(rows);
   torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
-    const Floats a = zeros(padded), b = zeros(padded);
+    const FloatArray a = zeros(padded), b = zeros(padded);
     for (int64_t j = begin; j < end; ++j) {
       std::copy(z_ptr + j * dim, z_ptr + (j + 1) * dim, a.get());
       std::copy(l_ptr + j * dim, l_ptr + (j + 1) * dim, b.get());
@@ -51,18 +51,14 @@ double orthogonality_loss(const UnitRows& z, const UnitRows& u, float* grad_z, f
   const double pairs = static_cast<double>(z.rows) * u.rows;
   const float scale = static_cast<float>(1 / pairs);
   if (has_tiny_pairs(z, u)) {
-    const auto sign = [](int64_t, int64_t, float c) { return c > 0 ? 1.0f : c < 0 ? -1.0f : c; };
-    double total = 0;
-    for (double s : sums_of_tiny(z, u, [](int64_t, int64_t, float c) { return std::abs(c); }))
-      total += s;
     if (grad_z) {
-      gradient_of_tiny(z, u, scale, sign, grad_z);
-      gradient_of_tiny(u, z, scale, sign, grad_u);
+      absolute_gradient_of_tiny(z, u, scale, grad_z);
+      absolute_gradient_of_tiny(u, z, scale, grad_u);
     }
-    return total / pairs;
+    return absolute_sum_of_tiny(z, u) / pairs;
   }
   if (!grad_z) return orthogonality(z, u, nullptr, nullptr) / pairs;
-  const Floats g_z = zeros(z.padded_rows * z.padded_dim), g_u = zeros(u.padded_rows * u.padded_dim);
+  const FloatArray g_z = zeros(z.padded_rows * z.padded_dim), g_u = zeros(u.padded_rows * u.padded_dim);
   const double total = orthogonality(z, u, g_z.get(), g_u.get());
   z.through_normalisation(g_z.get(), scale, grad_z);
   u.through_normalisation(g_u.get(), scale, grad_u);
@@ -83,7 +79,7 @@ double diversity_loss(const UnitRows& u, float* grad) {
     if (grad) gradient_of_tiny(u, u, scale, weight, grad);
     return loss / u.rows;
   }
-  const Floats g = zeros(grad ? u.padded_rows * u.padded_dim : 0);
+  const FloatArray g = zeros(grad ? u.padded_rows * u.padded_dim : 0);
   const double loss = Diversity(u).run(grad ? g.get() : nullptr);
   if (grad) u.through_normalisation(g.get(), scale, grad);
   return loss;
@@ -107,14 +103,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> index_losses_cpu(
     loss[0] = static_cast<float>(
         similarity_loss(float_rows(z), float_rows(l), wanted(sim_z), wanted(sim_l)));
   if (rows > 0 && (orth || div)) {
-    const UnitRows unit_u(u);
+    const UnitRows unit_u(u, div ? kBoth : kRight);
     if (orth)
       loss[1] = static_cast<float>(
-          orthogonality_loss(UnitRows(z), unit_u, wanted(orth_z), wanted(orth_u)));
+          orthogonality_loss(UnitRows(z, kLeft), unit_u, wanted(orth_z), wanted(orth_u)));
     if (div && rows > 1)
       loss[2] = static_cast<float>(diversity_loss(unit_u, wanted(div_u)));
-    else if (div && with_grad)
-      torch::stable::zero_(div_u);
   }
   return {losses, sim_z, sim_l, orth_z, orth_u, div_u};
 }

@@ -13,8 +13,8 @@ inline bool has_tiny_pairs(const UnitRows& a, const UnitRows& b) {
   return a.shortest * b.shortest < kSmallest;
 }
 
-inline Floats plain_unit_rows(const UnitRows& x) {  // [rows][padded_dim]
-  Floats unit = floats(x.rows * x.padded_dim);
+inline FloatArray plain_unit_rows(const UnitRows& x) {  // [rows][padded_dim]
+  FloatArray unit = floats(x.rows * x.padded_dim);
   for (int64_t i = 0; i < x.rows; ++i) x.unit_row(i, unit.get() + i * x.padded_dim);
   return unit;
 }
@@ -27,7 +27,7 @@ inline float shortening(float norm_a, float norm_b) {
 // sums[j] = sum_k value(j, k, cos(a_j, b_k)).
 template <class Value>
 std::vector<double> sums_of_tiny(const UnitRows& a, const UnitRows& b, const Value& value) {
-  const Floats unit_a = plain_unit_rows(a), unit_b = plain_unit_rows(b);
+  const FloatArray unit_a = plain_unit_rows(a), unit_b = plain_unit_rows(b);
   std::vector<double> sums(a.rows);
   parallel_tasks(a.rows, [&](int64_t j) {
     for (int64_t k = 0; k < b.rows; ++k) {
@@ -39,13 +39,13 @@ std::vector<double> sums_of_tiny(const UnitRows& a, const UnitRows& b, const Val
   return sums;
 }
 
-// out[rows][dim] = scale · gradient for a of sum_{j,k} value, given weight(j, k, cos) = d value/d cos.
+// Adds to out[rows][dim] scale · gradient for a of sum_{j,k} value; weight(j, k, cos) = value'.
 template <class Weight>
 void gradient_of_tiny(const UnitRows& a, const UnitRows& b, float scale, const Weight& weight,
                       float* out) {
-  const Floats unit_a = plain_unit_rows(a), unit_b = plain_unit_rows(b);
+  const FloatArray unit_a = plain_unit_rows(a), unit_b = plain_unit_rows(b);
   parallel_tasks(a.rows, [&](int64_t j) {
-    const Floats g = zeros(a.padded_dim);
+    const FloatArray g = zeros(a.padded_dim);
     const float* unit = unit_a.get() + j * a.padded_dim;
     float along = 0;
     for (int64_t k = 0; k < b.rows; ++k) {
@@ -57,8 +57,21 @@ void gradient_of_tiny(const UnitRows& a, const UnitRows& b, float scale, const W
       for (int64_t i = 0; i < a.dim; ++i) g[i] += w * factor * other[i];
     }
     for (int64_t i = 0; i < a.dim; ++i)
-      out[j * a.dim + i] = scale * a.inverse[j] * (g[i] - unit[i] * along);
+      out[j * a.dim + i] += scale * a.inverse[j] * (g[i] - unit[i] * along);
   });
+}
+
+inline double absolute_sum_of_tiny(const UnitRows& a, const UnitRows& b) {
+  double total = 0;
+  for (double s : sums_of_tiny(a, b, [](int64_t, int64_t, float c) { return std::abs(c); }))
+    total += s;
+  return total;
+}
+
+inline void absolute_gradient_of_tiny(const UnitRows& a, const UnitRows& b, float scale,
+                                      float* out) {
+  const auto sign = [](int64_t, int64_t, float c) { return c > 0 ? 1.0f : c < 0 ? -1.0f : c; };
+  gradient_of_tiny(a, b, scale, sign, out);
 }
 
 }  // namespace c2v

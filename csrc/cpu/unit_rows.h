@@ -12,9 +12,9 @@ namespace c2v {
 
 constexpr float kSmallest = 1e-8f;  // cos(a, b) = <a, b> / max(|a||b|, kSmallest)
 
-using Floats = std::unique_ptr<float[]>;
-inline Floats floats(int64_t n) { return std::make_unique_for_overwrite<float[]>(n); }
-inline Floats zeros(int64_t n) { return std::make_unique<float[]>(n); }
+using FloatArray = std::unique_ptr<float[]>;
+inline FloatArray floats(int64_t n) { return std::make_unique_for_overwrite<float[]>(n); }
+inline FloatArray zeros(int64_t n) { return std::make_unique<float[]>(n); }
 
 inline float dot(const float* a, const float* b, int64_t n) {  // n is a multiple of 16
   float8 even = {}, odd = {};
@@ -33,17 +33,19 @@ inline Tensor float_rows(const Tensor& x) {
   return torch::stable::contiguous(f);
 }
 
+enum Layouts { kLeft = 1, kRight = 2, kBoth = 3 };  // rows6, rows16; cols16 always
+
 struct UnitRows {
   int64_t rows, dim;                // as given
   int64_t padded_rows, padded_dim;  // multiples of kTile and kColumns
   Tensor source;                    // [rows, dim] float32, which keeps `data` alive
   const float* data;
-  Floats norm, inverse;             // [padded_rows]; both 0 for a zero row
+  FloatArray norm, inverse;             // [padded_rows]; both 0 for a zero row
   float shortest;                   // smallest norm that is not 0; infinity when there is none
-  Floats rows6, rows16, cols16;     // see gemm.h
+  FloatArray rows6, rows16, cols16;     // see gemm.h
   int64_t blocks() const { return padded_rows / kTile; }
 
-  explicit UnitRows(const Tensor& x)
+  UnitRows(const Tensor& x, Layouts layouts)
       : rows(x.size(0)),
         dim(x.size(1)),
         padded_rows(round_up(rows, kTile)),
@@ -53,8 +55,8 @@ struct UnitRows {
         norm(zeros(padded_rows)),
         inverse(zeros(padded_rows)),
         shortest(std::numeric_limits<float>::infinity()),
-        rows6(floats(padded_rows * padded_dim)),
-        rows16(floats(padded_rows * padded_dim)),
+        rows6(layouts & kLeft ? floats(padded_rows * padded_dim) : nullptr),
+        rows16(layouts & kRight ? floats(padded_rows * padded_dim) : nullptr),
         cols16(floats(padded_rows * padded_dim)) {
     parallel_tasks(blocks(), [&](int64_t block) { pack(block); });
     for (int64_t i = 0; i < rows; ++i)
@@ -70,23 +72,28 @@ struct UnitRows {
     std::fill(unit + dim, unit + padded_dim, 0.0f);
   }
 
-  // out[rows][dim]: the gradient for the rows from g[rows][padded_dim], that for the unit rows:
+  // Adds to out[rows][dim] the gradient for the rows, from g[rows][padded_dim] for the unit rows:
   // scale (g - û<g, û>) / |row|.
   void through_normalisation(const float* g, float scale, float* out) const {
     torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
-      const Floats unit = floats(padded_dim);
+      const FloatArray unit = floats(padded_dim);
       for (int64_t i = begin; i < end; ++i) {
         unit_row(i, unit.get());
         const float *from = g + i * padded_dim, factor = scale * inverse[i];
         const float along = dot(from, unit.get(), padded_dim);
-        for (int64_t k = 0; k < dim; ++k) out[i * dim + k] = factor * (from[k] - unit[k] * along);
+        for (int64_t k = 0; k < dim; ++k) out[i * dim + k] += factor * (from[k] - unit[k] * along);
       }
     });
   }
 
  private:
+  void interleave(const float* u, int64_t i, int64_t width, float* panels) const {
+    float* to = panels + i / width * width * padded_dim + i % width;
+    for (int64_t k = 0; k < padded_dim; ++k) to[k * width] = u[k];
+  }
+
   void pack(int64_t block) {
-    const Floats unit = zeros(kTile * padded_dim);
+    const FloatArray unit = zeros(kTile * padded_dim);
     const int64_t first = block * kTile, last = std::min(first + kTile, rows);
     for (int64_t i = first; i < last; ++i) {
       float* u = unit.get() + (i - first) * padded_dim;
@@ -99,9 +106,8 @@ struct UnitRows {
     }
     for (int64_t i = 0; i < kTile; ++i) {
       const float* u = unit.get() + i * padded_dim;
-      float* six = rows6.get() + (first + i) / 6 * 6 * padded_dim + (first + i) % 6;
-      float* sixteen = rows16.get() + (first + i) / 16 * 16 * padded_dim + (first + i) % 16;
-      for (int64_t k = 0; k < padded_dim; ++k) six[k * 6] = u[k], sixteen[k * 16] = u[k];
+      if (rows6) interleave(u, i, 6, rows6.get() + first * padded_dim);
+      if (rows16) interleave(u, i, 16, rows16.get() + first * padded_dim);
       for (int64_t k = 0; k < padded_dim; k += 16)
         std::copy(u + k, u + k + 16, cols16.get() + k * padded_rows + (first + i) * 16);
     }
