@@ -5,6 +5,9 @@ BIN    := $(VENV)/bin
 # The version that everything is tested with. A machine with its own choice: make TORCH=torch==…
 TORCH  ?= torch==2.13.0
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
+# pip hides what a build prints, so whether the native operators are there is said here.
+SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missing as why; \
+	print("c2v_sim: native operators", "are missing: " + why if why else "are built")'
 
 .PHONY: run test setup lint bench clean
 run: $(VENV)/.installed
@@ -37,10 +40,12 @@ $(VENV)/.torch: | $(BIN)/python
 
 $(VENV)/.installed: $(SOURCES) $(VENV)/.torch
 	$(BIN)/pip install --no-build-isolation -e .
+	@$(SAY_NATIVE)
 	touch $@
 
 $(VENV)/.test-installed: $(SOURCES) $(VENV)/.torch
 	$(BIN)/pip install --no-build-isolation -e ".[test,dev]"
+	@$(SAY_NATIVE)
 	touch $(VENV)/.installed $@
 
 clean:

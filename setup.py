@@ -65,6 +65,8 @@ def extension_arguments() -> dict:
                     "The package is installed and runs on the torch references. Install g++ and "
                     "run `make setup` again for the fast path."
                 )
+                for stale in Path("c2v_sim").glob("_C*.so"):  # of other sources than these
+                    stale.unlink()
                 self.extensions = []
 
         def copy_extensions_to_source(self) -> None:

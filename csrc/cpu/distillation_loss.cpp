@@ -74,7 +74,7 @@ std::tuple<Tensor, Tensor, Tensor> distillation_loss_cpu(const Tensor& logits,
   std::vector<double> kl(rows);
   const int64_t grain = std::max<int64_t>(1, 16384 / classes);  // below it threads cost more
   torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
-    const Floats p = floats(classes), q = floats(classes);
+    const FloatArray p = floats(classes), q = floats(classes);
     for (int64_t j = begin; j < end; ++j) {
       const int64_t at = j * classes;
       kl[j] = divergence(a_ptr + at, b_ptr + at, classes, p.get(), q.get(),
