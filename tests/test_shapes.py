@@ -41,8 +41,8 @@ def test_bytes_are_fixed(block):
     """
     digest = hashlib.sha256(b"".join(a.tobytes() for a in block)).hexdigest()
     assert (shapes.RENDERER_VERSION, digest) == (
-        1,
-        "0592ac062964c06a423ad63289974a2f9a9cbe9f691dfd2a0a2cb3821ed69ca4",
+        2,
+        "8b65915e148eafa8028eaa30c465828e2e77a8df2b129fc8eeef368dc7a2d568",
     )
 
 
