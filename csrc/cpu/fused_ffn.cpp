@@ -14,14 +14,10 @@
 #include <vector>
 
 #include "../ops.h"
+#include "fused_ffn_tiles.h"
 
 namespace c2v {
 namespace {
-
-using Floats = float __attribute__((vector_size(32)));
-using Ints = int32_t __attribute__((vector_size(32)));
-using Bits = uint32_t __attribute__((vector_size(32)));
-using FloatsAt = float __attribute__((vector_size(32), aligned(4), may_alias));
 
 constexpr int64_t kTokens = 48;         // of a block; divides by the rows of both register tiles
 constexpr int64_t kForwardPanel = 96;   // hidden units held at once: 18 KiB
@@ -29,141 +25,30 @@ constexpr int64_t kBackwardPanel = 48;  // two such pieces are held: 2 x 9 KiB
 constexpr int64_t kChunk = 11 * kTokens;
 constexpr int64_t kMaxChunks = 32;  // bounds the memory of partial weight gradients
 
-Floats load(const float* p) { return *reinterpret_cast<const FloatsAt*>(p); }
-void store(float* p, Floats v) { *reinterpret_cast<FloatsAt*>(p) = v; }
 int64_t ceil_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-// ---- dropout bits ---------------------------------------------------------------------------
+using Buffer = std::unique_ptr<float[]>;
 
-struct TokenKey {
-  uint32_t first, second;
-};
-
-uint64_t mix64(uint64_t z) {
-  z += 0x9E3779B97F4A7C15u;
-  z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
-  z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
-  return z ^ (z >> 31);
-}
-
-struct Dropout {
-  int32_t threshold;  // of 65536: a unit is dropped when its 16 bits are below
-  float scale;
-  uint64_t seed;
-
-  TokenKey key(int64_t token) const {
-    const uint64_t k = mix64(mix64(seed) + static_cast<uint64_t>(token));
-    return {static_cast<uint32_t>(k), static_cast<uint32_t>(k >> 32)};
-  }
-};
-
-// Which of 16 consecutive units are kept, as masks of all ones: one 32-bit hash serves units j
-// (low half) and j + 8 (high half).
-inline void keep_masks(TokenKey key, Bits column, int32_t threshold, Ints& low, Ints& high) {
-  Bits v = column + key.first;
-  v = (v ^ (v >> 16)) * 0x7FEB352Du;
-  v = (v ^ (v >> 15) ^ key.second) * 0x846CA68Bu;
-  v ^= v >> 16;
-  low = reinterpret_cast<Ints>(v & 0xFFFFu) >= threshold;
-  high = reinterpret_cast<Ints>(v >> 16) >= threshold;
-}
-
-inline Bits column_keys(int64_t unit) {
-  const Bits lanes = {0, 1, 2, 3, 4, 5, 6, 7};
-  return (lanes + static_cast<uint32_t>(unit / 2)) * 0x9E3779B1u;
-}
-
-// ---- register tiles -------------------------------------------------------------------------
-
-// Inlined, the callers' constants would take the registers that the sums need.
-#define C2V_NOINLINE __attribute__((noinline))
-
-// out[r, 0..15] = bias[0..15] + sum_k x[r, k] * tile[k, 0..15] for 6 tokens.
-C2V_NOINLINE void project(const float* x, int64_t x_stride, const float* tile, int64_t channels,
-                          Floats left_bias, Floats right_bias, float* out, int64_t out_stride) {
-  Floats sums[6][2];
-#pragma GCC unroll 6
-  for (int r = 0; r < 6; ++r) sums[r][0] = left_bias, sums[r][1] = right_bias;
-  for (int64_t k = 0; k < channels; ++k) {
-    const Floats left = load(tile + 16 * k), right = load(tile + 16 * k + 8);
-#pragma GCC unroll 6
-    for (int r = 0; r < 6; ++r) {
-      const float value = x[r * x_stride + k];
-      sums[r][0] += value * left;
-      sums[r][1] += value * right;
-    }
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < 6; ++r) {
-    store(out + r * out_stride, sums[r][0]);
-    store(out + r * out_stride + 8, sums[r][1]);
-  }
-}
-
-// out[m, 0..31] += sum_k a[m * row_step + k * step] * b[k, 0..31] for M rows.
-template <int M>
-C2V_NOINLINE void add_products_tile(const float* a, int64_t row_step, int64_t step, const float* b,
-                                    int64_t stride, int64_t count, float* out) {
-  Floats sums[M][4] = {};  // not loaded from out: a sum of short sums is more accurate
-  for (int64_t k = 0; k < count; ++k) {
-    float value[M];
-#pragma GCC unroll 3
-    for (int m = 0; m < M; ++m) value[m] = a[m * row_step + k * step];
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      const Floats row = load(b + k * stride + 8 * j);
-#pragma GCC unroll 3
-      for (int m = 0; m < M; ++m) sums[m][j] += value[m] * row;
-    }
-  }
-#pragma GCC unroll 3
-  for (int m = 0; m < M; ++m)
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      float* at = out + m * stride + 8 * j;
-      store(at, load(at) + sums[m][j]);
-    }
-}
-
-// The same for any number of rows and `stride` channels (a multiple of 32), the row length of b
-// and out.
-void add_products(const float* a, int64_t row_step, int64_t step, const float* b, int64_t stride,
-                  int64_t count, float* out, int64_t rows) {
-  for (int64_t c = 0; c < stride; c += 32) {
-    int64_t m = 0;
-    for (; m + 3 <= rows; m += 3)
-      add_products_tile<3>(a + m * row_step, row_step, step, b + c, stride, count,
-                           out + m * stride + c);
-    for (; m < rows; ++m)
-      add_products_tile<1>(a + m * row_step, row_step, step, b + c, stride, count,
-                           out + m * stride + c);
-  }
-}
-
-// ---- the layer ------------------------------------------------------------------------------
-
-// Weights in the orders that the tiles read. Rows are padded with zeros to `stride` channels.
+// Weights in the orders that the register tiles read; what lies beyond units or channels is zero.
 struct Layer {
-  int64_t units, channels, stride;
-  std::vector<float> w1_tiles, w2_tiles;  // [units / 16, channels, 16]
-  std::vector<float> w1_rows, w2_rows;    // [units, stride]
-  std::vector<float> b1;                  // padded to a multiple of 16
+  int64_t units, channels;
+  int64_t stride;             // channels rounded up to 32
+  Buffer w1_tiles, w2_tiles;  // [units / 16, channels, 16]
+  Buffer w1_rows, w2_rows;    // [units, stride]
+  Buffer b1;                  // [units], in whole tiles
 };
 
-void pack_tiles(const float* w, int64_t unit_step, int64_t channel_step, Layer& layer,
-                std::vector<float>& tiles) {
-  tiles.assign(ceil_to(layer.units, 16) * layer.channels, 0.0f);
-  for (int64_t f = 0; f < layer.units; ++f)
+// Packs the matrix whose element of unit f and channel c is w[f * unit_step + c * channel_step].
+template <bool kTiles>
+Buffer pack(const Layer& layer, const float* w, int64_t unit_step, int64_t channel_step) {
+  const int64_t tiles = (layer.units + 15) / 16;
+  Buffer out(new float[16 * tiles * layer.stride]());
+  for (int64_t tile = 0; tile < tiles; ++tile)
     for (int64_t c = 0; c < layer.channels; ++c)
-      tiles[(f / 16 * layer.channels + c) * 16 + f % 16] = w[f * unit_step + c * channel_step];
-}
-
-void pack_rows(const float* w, int64_t unit_step, int64_t channel_step, Layer& layer,
-               std::vector<float>& rows) {
-  rows.assign(layer.units * layer.stride, 0.0f);
-  for (int64_t f = 0; f < layer.units; ++f)
-    for (int64_t c = 0; c < layer.channels; ++c)
-      rows[f * layer.stride + c] = w[f * unit_step + c * channel_step];
+      for (int64_t f = 16 * tile; f < std::min(16 * tile + 16, layer.units); ++f)
+        out[kTiles ? 16 * (tile * layer.channels + c) + f % 16 : f * layer.stride + c] =
+            w[f * unit_step + c * channel_step];
+  return out;
 }
 
 // Copies `count` rows of `channels`, times `scale`, into padded rows; rows up to `padded` are zero.
@@ -185,7 +70,7 @@ void hidden_panel(const Layer& layer, const float* x, const TokenKey* keys, int3
                   int64_t first_unit, int64_t tiles, int64_t panel, float* hidden) {
   for (int64_t j = 0; j < tiles; ++j) {
     const int64_t unit = first_unit + 16 * j;
-    const float *tile = layer.w1_tiles.data() + unit * layer.channels, *b1 = layer.b1.data() + unit;
+    const float *tile = layer.w1_tiles.get() + unit * layer.channels, *b1 = layer.b1.get() + unit;
     const Bits column = column_keys(unit);
     float* out = hidden + 16 * j;
     for (int64_t t = 0; t < kTokens; t += 6)
@@ -209,7 +94,7 @@ void grad_hidden_panel(const Layer& layer, const float* grad_y, const float* hid
                        int64_t first_unit, int64_t tiles, int64_t panel, int64_t tokens,
                        float* grad_hidden, float* grad_b1) {
   for (int64_t j = 0; j < tiles; ++j) {
-    const float* tile = layer.w2_tiles.data() + (first_unit + 16 * j) * layer.channels;
+    const float* tile = layer.w2_tiles.get() + (first_unit + 16 * j) * layer.channels;
     const float* kept = hidden + 16 * j;
     float *out = grad_hidden + 16 * j, *bias = grad_b1 + first_unit + 16 * j;
     for (int64_t t = 0; t < kTokens; t += 6)
@@ -247,16 +132,24 @@ void forward_block(const Layer& layer, const Dropout& dropout, const float* x, c
   for (int64_t f = 0; f < layer.units; f += panel) {
     const int64_t units = std::min(panel, layer.units - f);
     hidden_any(layer, dropout, rows, keys, f, (units + 15) / 16, panel, hidden);
-    add_products(hidden, panel, 1, layer.w2_rows.data() + f * stride, stride, units, sums, kTokens);
+    add_products(hidden, panel, 1, layer.w2_rows.get() + f * stride, stride, units, sums, kTokens);
   }
   for (int64_t t = 0; t < count; ++t)
     for (int64_t c = 0; c < layer.channels; ++c)
       y[(first + t) * layer.channels + c] = b2[c] + dropout.scale * sums[t * stride + c];
 }
 
-// Gradients of one chunk of tokens: grad_x is written, weight gradients are this chunk's own.
+// Weight gradients of one chunk of tokens, in one piece of memory.
 struct Partial {
-  float *w1, *w2, *b1, *b2;  // [units, stride] twice, [units, padded to 16], [stride]
+  float *w1, *w2, *b1, *b2;  // [units, stride] twice (if needed), [units in whole tiles], [stride]
+
+  static int64_t size(const Layer& layer, bool need_w) {
+    return (need_w ? 2 * layer.units * layer.stride : 0) + ceil_to(layer.units, 16) + layer.stride;
+  }
+  Partial(const Layer& layer, bool need_w, float* base) {
+    w1 = base, w2 = w1 + (need_w ? layer.units * layer.stride : 0);
+    b1 = w2 + (w2 - w1), b2 = b1 + ceil_to(layer.units, 16);
+  }
 };
 
 void sum_rows(const float* rows, int64_t count, const Layer& layer, float* out) {
@@ -275,7 +168,7 @@ void backward_chunk(const Layer& layer, const Dropout& dropout, const float* x, 
                     Partial partial) {
   const int64_t stride = layer.stride, panel = kBackwardPanel, padded = ceil_to(count, kTokens);
   const size_t size = padded * stride;
-  std::unique_ptr<float[]> scratch(new float[3 * size + 2 * kTokens * panel]);
+  Buffer scratch(new float[3 * size + 2 * kTokens * panel]);
   float *rows = scratch.get(), *grads = rows + size, *grad_rows = grads + size;
   float *hidden = grad_rows + size, *grad_hidden = hidden + kTokens * panel;
   std::vector<TokenKey> keys(padded);
@@ -300,7 +193,7 @@ void backward_chunk(const Layer& layer, const Dropout& dropout, const float* x, 
         add_products(hidden, 1, panel, grad_block, stride, tokens, partial.w2 + f * stride, units);
       }
       if (need_x)
-        add_products(grad_hidden, panel, 1, layer.w1_rows.data() + f * stride, stride, units,
+        add_products(grad_hidden, panel, 1, layer.w1_rows.get() + f * stride, stride, units,
                      grad_rows + t * stride, kTokens);
     }
   }
@@ -309,16 +202,37 @@ void backward_chunk(const Layer& layer, const Dropout& dropout, const float* x, 
       std::copy_n(grad_rows + t * stride, layer.channels, grad_x + (first + t) * layer.channels);
 }
 
-Layer empty_layer(const Tensor& w1) {
-  Layer layer{};
-  layer.units = w1.size(0), layer.channels = w1.size(1);
-  layer.stride = ceil_to(layer.channels, 32);
-  return layer;
+// Partials are added in order into the first, element by element: any split over threads gives
+// the same bits.
+void add_partials(float* partials, int64_t chunks, int64_t size) {
+  constexpr int64_t kBlock = 1024;
+  torch::stable::parallel_for(0, (size + kBlock - 1) / kBlock, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t b = begin; b < end; ++b)
+      for (int64_t i = 1; i < chunks; ++i) {
+        const int64_t last = std::min((b + 1) * kBlock, size);
+        const float* from = partials + i * size;
+#pragma omp simd
+        for (int64_t k = b * kBlock; k < last; ++k) partials[k] += from[k];
+      }
+  });
 }
 
-void pack_bias(const Tensor& b1, Layer& layer) {
-  layer.b1.assign(ceil_to(layer.units, 16), 0.0f);
-  std::copy_n(b1.const_data_ptr<float>(), layer.units, layer.b1.data());
+void unpack(const Layer& layer, const Partial& sum, float* w1, float* w2) {
+  for (int64_t f = 0; f < layer.units; f += 16)  // by tiles: transposing w2 stays in cache
+    for (int64_t c = 0; c < layer.channels; ++c)
+      for (int64_t g = f; g < std::min(f + 16, layer.units); ++g) {
+        w1[g * layer.channels + c] = sum.w1[g * layer.stride + c];
+        w2[c * layer.units + g] = sum.w2[g * layer.stride + c];
+      }
+}
+
+Layer pack_w1(const float* w1, const float* b1, int64_t units, int64_t channels) {
+  Layer layer{};
+  layer.units = units, layer.channels = channels, layer.stride = ceil_to(channels, 32);
+  layer.w1_tiles = pack<true>(layer, w1, channels, 1);
+  layer.b1.reset(new float[ceil_to(units, 16)]());
+  std::copy_n(b1, units, layer.b1.get());
+  return layer;
 }
 
 Dropout dropout_of(double p, const Tensor& seed) {
@@ -328,95 +242,74 @@ Dropout dropout_of(double p, const Tensor& seed) {
   return {threshold, scale, static_cast<uint64_t>(seed.const_data_ptr<int64_t>()[0])};
 }
 
-void check(const Tensor& t, const char* name) {
+// Contiguous float32, or an error that names the argument.
+Tensor prepared(const Tensor& t, const char* name) {
   STD_TORCH_CHECK(t.scalar_type() == ScalarType::Float, "fused_ffn: ", name, " must be float32");
+  return torch::stable::contiguous(t);
 }
 
 }  // namespace
 
 Tensor fused_ffn_cpu(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2,
                      const Tensor& b2, const Tensor& seed, double p) {
-  check(x, "x"), check(w1, "w1"), check(b1, "b1"), check(w2, "w2"), check(b2, "b2");
-  const Tensor xc = torch::stable::contiguous(x), w1c = torch::stable::contiguous(w1),
-               w2c = torch::stable::contiguous(w2), b1c = torch::stable::contiguous(b1),
-               b2c = torch::stable::contiguous(b2);
-  const int64_t tokens = x.size(0);
-  Layer layer = empty_layer(w1);
-  Tensor y = torch::stable::new_empty(x, {tokens, layer.channels});
+  const Tensor xc = prepared(x, "x"), w1c = prepared(w1, "w1"), b1c = prepared(b1, "b1"),
+               w2c = prepared(w2, "w2"), b2c = prepared(b2, "b2");
+  const int64_t tokens = x.size(0), units = w1.size(0), channels = w1.size(1);
+  Tensor y = torch::stable::new_empty(x, {tokens, channels});
   if (tokens == 0) return y;
-  pack_bias(b1c, layer);
-  pack_tiles(w1c.const_data_ptr<float>(), layer.channels, 1, layer, layer.w1_tiles);
-  pack_rows(w2c.const_data_ptr<float>(), 1, layer.units, layer, layer.w2_rows);
+  Layer layer = pack_w1(w1c.const_data_ptr<float>(), b1c.const_data_ptr<float>(), units, channels);
+  layer.w2_rows = pack<false>(layer, w2c.const_data_ptr<float>(), 1, units);
   const Dropout dropout = dropout_of(p, seed);
   const float *x_ptr = xc.const_data_ptr<float>(), *b2_ptr = b2c.const_data_ptr<float>();
   float* y_ptr = y.mutable_data_ptr<float>();
-  const int64_t blocks = (tokens + kTokens - 1) / kTokens;
-  torch::stable::parallel_for(0, blocks, 1, [&](int64_t begin, int64_t end) {
-    std::vector<float> scratch(kTokens * (2 * layer.stride + kForwardPanel));
-    for (int64_t b = begin; b < end; ++b)
-      forward_block(layer, dropout, x_ptr, b2_ptr, b * kTokens,
-                    std::min(kTokens, tokens - b * kTokens), scratch.data(), y_ptr);
-  });
+  torch::stable::parallel_for(
+      0, (tokens + kTokens - 1) / kTokens, 1, [&](int64_t begin, int64_t end) {
+        Buffer scratch(new float[kTokens * (2 * layer.stride + kForwardPanel)]);
+        for (int64_t b = begin; b < end; ++b)
+          forward_block(layer, dropout, x_ptr, b2_ptr, b * kTokens,
+                        std::min(kTokens, tokens - b * kTokens), scratch.get(), y_ptr);
+      });
   return y;
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fused_ffn_backward_cpu(
     const Tensor& grad_y, const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2,
     const Tensor& seed, double p, bool need_x, bool need_w) {
-  check(grad_y, "grad_y"), check(x, "x"), check(w1, "w1"), check(b1, "b1"), check(w2, "w2");
-  const Tensor gc = torch::stable::contiguous(grad_y), xc = torch::stable::contiguous(x),
-               w1c = torch::stable::contiguous(w1), w2c = torch::stable::contiguous(w2),
-               b1c = torch::stable::contiguous(b1);
-  const int64_t tokens = x.size(0);
-  Layer layer = empty_layer(w1);
-  const int64_t units = layer.units, channels = layer.channels, stride = layer.stride;
-  pack_bias(b1c, layer);
+  const Tensor gc = prepared(grad_y, "grad_y"), xc = prepared(x, "x"), w1c = prepared(w1, "w1"),
+               b1c = prepared(b1, "b1"), w2c = prepared(w2, "w2");
+  const int64_t tokens = x.size(0), units = w1.size(0), channels = w1.size(1);
   const float *w1_ptr = w1c.const_data_ptr<float>(), *w2_ptr = w2c.const_data_ptr<float>();
-  pack_tiles(w1_ptr, channels, 1, layer, layer.w1_tiles);
-  pack_tiles(w2_ptr, 1, units, layer, layer.w2_tiles);
-  if (need_x) pack_rows(w1_ptr, channels, 1, layer, layer.w1_rows);
+  Layer layer = pack_w1(w1_ptr, b1c.const_data_ptr<float>(), units, channels);
+  layer.w2_tiles = pack<true>(layer, w2_ptr, 1, units);
+  if (need_x) layer.w1_rows = pack<false>(layer, w1_ptr, channels, 1);
   const Dropout dropout = dropout_of(p, seed);
 
   Tensor grad_x = torch::stable::new_empty(x, {need_x ? tokens : 0, channels});
+  const float *x_ptr = xc.const_data_ptr<float>(), *g_ptr = gc.const_data_ptr<float>();
+  float* grad_x_ptr = grad_x.mutable_data_ptr<float>();
+  const int64_t chunk = std::max(kChunk, ceil_to((tokens + kMaxChunks - 1) / kMaxChunks, kTokens));
+  const int64_t chunks = std::max<int64_t>(1, (tokens + chunk - 1) / chunk);  // 0 tokens: zeros
+  const int64_t size = Partial::size(layer, need_w);
+  Buffer partials(new float[chunks * size]);
+  torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      float* base = partials.get() + i * size;
+      std::fill_n(base, size, 0.0f);
+      backward_chunk(layer, dropout, x_ptr, g_ptr, i * chunk, std::min(chunk, tokens - i * chunk),
+                     need_x, need_w, grad_x_ptr, Partial(layer, need_w, base));
+    }
+  });
+  add_partials(partials.get(), chunks, size);
+
   Tensor grad_w1 = torch::stable::new_empty(x, {need_w ? units : 0, channels});
   Tensor grad_b1 = torch::stable::new_empty(x, {units});
   Tensor grad_w2 = torch::stable::new_empty(x, {channels, need_w ? units : 0});
   Tensor grad_b2 = torch::stable::new_empty(x, {channels});
-  const float *x_ptr = xc.const_data_ptr<float>(), *g_ptr = gc.const_data_ptr<float>();
-  float* grad_x_ptr = grad_x.mutable_data_ptr<float>();
-
-  const int64_t chunk = std::max(kChunk, ceil_to((tokens + kMaxChunks - 1) / kMaxChunks, kTokens));
-  const int64_t chunks = (tokens + chunk - 1) / chunk;
-  const int64_t w_size = need_w ? units * stride : 0, b1_size = ceil_to(units, 16);
-  const int64_t size = 2 * w_size + b1_size + stride;
-  std::unique_ptr<float[]> partials(new float[chunks * size]);
-  const auto partial_of = [&](int64_t i) {
-    float* base = partials.get() + i * size;
-    return Partial{base, base + w_size, base + 2 * w_size, base + 2 * w_size + b1_size};
-  };
-  torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      std::fill_n(partials.get() + i * size, size, 0.0f);
-      backward_chunk(layer, dropout, x_ptr, g_ptr, i * chunk, std::min(chunk, tokens - i * chunk),
-                     need_x, need_w, grad_x_ptr, partial_of(i));
-    }
-  });
-
-  const auto total = [&](auto member, int64_t at) {
-    float sum = 0.0f;
-    for (int64_t i = 0; i < chunks; ++i) sum += (partial_of(i).*member)[at];
-    return sum;
-  };
-  float *w1_out = grad_w1.mutable_data_ptr<float>(), *b1_out = grad_b1.mutable_data_ptr<float>(),
-        *w2_out = grad_w2.mutable_data_ptr<float>(), *b2_out = grad_b2.mutable_data_ptr<float>();
-  for (int64_t f = 0; f < units; ++f) {
-    b1_out[f] = total(&Partial::b1, f);
-    for (int64_t c = 0; need_w && c < channels; ++c) {
-      w1_out[f * channels + c] = total(&Partial::w1, f * stride + c);
-      w2_out[c * units + f] = total(&Partial::w2, f * stride + c);
-    }
-  }
-  for (int64_t c = 0; c < channels; ++c) b2_out[c] = total(&Partial::b2, c);
+  const Partial sum(layer, need_w, partials.get());
+  if (need_w)
+    unpack(layer, sum, grad_w1.mutable_data_ptr<float>(), grad_w2.mutable_data_ptr<float>());
+  std::copy_n(sum.b1, units, grad_b1.mutable_data_ptr<float>());
+  std::copy_n(sum.b2, channels, grad_b2.mutable_data_ptr<float>());
   return {grad_x, grad_w1, grad_b1, grad_w2, grad_b2};
 }
 
