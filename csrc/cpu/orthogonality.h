@@ -157,10 +157,10 @@ inline double orthogonality(const UnitRows& a, const UnitRows& b, float* grad_a,
     parallel_tasks(tiles, [&](int64_t task) {
       const int64_t row = task / b.blocks() * kTile, column = task % b.blocks() * kTile;
       float tile[kTile * kTile];
-      tile_product(a.rows6.get() + (start + row) * depth, b.rows16.get() + column * depth, depth,
-                   tile);
-      sums[task] = scan_tile(tile, a.rows - start - row, b.rows - column, row, column, signs, zero,
-                             any_zero);
+      const int64_t a_rows = a.rows - start - row, b_rows = b.rows - column;
+      tile_product(a.rows6.get() + (start + row) * depth, a_rows, b.rows16.get() + column * depth,
+                   b_rows, depth, tile);
+      sums[task] = scan_tile(tile, a_rows, b_rows, row, column, signs, zero, any_zero);
     });
     for (int64_t i = 0; i < tiles; ++i) total += sums[i];
 
@@ -171,13 +171,14 @@ inline double orthogonality(const UnitRows& a, const UnitRows& b, float* grad_a,
       const UnitRows& source = for_a ? b : a;
       const int64_t column = (for_a ? task : (task - tasks_a) % panels) * kColumns;
       const int64_t row = for_a ? 0 : (task - tasks_a) / panels * kStrip;
-      const int64_t rows = for_a ? height : std::min(kStrip, b.padded_rows - row);
+      const int64_t below = a.rows - start;  // rows of a that are left, the strip's among them
+      const int64_t rows = for_a ? std::min(height, below) : std::min(kStrip, b.rows - row);
+      const int64_t sources = for_a ? b.rows : std::min(height, below);
       const auto view = [&](const BitPlane& p) {
         return for_a ? p.along.data() : p.across.data() + row * kStripBytes;
       };
       const Signs bits{view(signs), any_zero ? view(zero) : nullptr,
-                       for_a ? signs.row_bytes : kStripBytes,
-                       for_a ? signs.row_bytes : height / 8};
+                       for_a ? signs.row_bytes : kStripBytes, round_up(sources, 16) / 8};
       add_signed_rows(bits,
                       source.cols16.get() + column * source.padded_rows + (for_a ? 0 : start) * 16,
                       source.padded_rows * 16, rows,

@@ -72,7 +72,7 @@ struct UnitRows {
     std::fill(unit + dim, unit + padded_dim, 0.0f);
   }
 
-  // Adds to out[rows][dim] the gradient for the rows, given g (cols64), that for the unit rows:
+  // out[rows][dim] = the gradient for the rows, given g (cols64), that for the unit rows:
   // scale (g - û<g, û>) / |row|.
   void through_normalisation(const float* g, float scale, float* out) const {
     torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
@@ -83,7 +83,7 @@ struct UnitRows {
           std::copy_n(g + k * padded_rows + i * kColumns, kColumns, of_unit.get() + k);
         const float along = dot(of_unit.get(), unit.get(), padded_dim), factor = scale * inverse[i];
         for (int64_t k = 0; k < dim; ++k)
-          out[i * dim + k] += factor * (of_unit[k] - unit[k] * along);
+          out[i * dim + k] = factor * (of_unit[k] - unit[k] * along);
       }
     });
   }
