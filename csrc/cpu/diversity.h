@@ -30,7 +30,7 @@ class Diversity {
         strip(floats(std::min(kStrip, u.padded_rows) * u.padded_rows)),
         inverse_sum(zeros(u.padded_rows)) {}
 
-  // The loss; adds n·G to grad [padded_rows, padded_dim] unless that is null.
+  // The loss; adds n·G to grad (cols64) unless that is null.
   double run(float* grad) {
     std::vector<double> sums(u.padded_rows);
     for (int64_t s = strips - 1; s >= 0; --s) {
@@ -64,8 +64,9 @@ class Diversity {
       const int64_t i = first + task / width, k = first + task % width;
       if (k < i) return;  // written by the task of its mirror image
       float tile[kTile * kTile];
-      tile_product(u.rows6.get() + i * kTile * u.padded_dim,
-                   u.rows16.get() + k * kTile * u.padded_dim, u.padded_dim, tile);
+      tile_product(u.rows6.get() + i * kTile * u.padded_dim, u.rows - i * kTile,
+                   u.rows16.get() + k * kTile * u.padded_dim, u.rows - k * kTile, u.padded_dim,
+                   tile);
       for (int64_t e = 0; e < kTile * kTile; e += 8) store8(tile + e, exp_of_cosine(load8(tile + e)));
       mask(tile, i * kTile, k * kTile);
       float* to = strip.get() + (i * kTile - start) * u.padded_rows + k * kTile;
@@ -114,17 +115,17 @@ class Diversity {
 
   // G for kTile rows: the strip's own (from all columns) or below it (from the strip's rows).
   void add_gradients(int64_t start, float* grad) const {
-    const int64_t stop = end(start), halves = 2, panels = u.padded_dim / 16 / halves;
-    parallel_tasks((u.padded_rows - start) / kTile * halves, [&](int64_t task) {
-      const int64_t row = start + task / halves * kTile, panel = task % halves * panels;
-      const int64_t last = row < stop ? u.padded_rows : stop;
-      const FloatArray w6 = floats(kTile * kDepth);
+    const int64_t stop = end(start), parts = 2, panels = u.padded_dim / 16;
+    parallel_tasks((u.padded_rows - start) / kTile * parts, [&](int64_t task) {
+      const int64_t row = start + task / parts * kTile, part = task % parts;
+      const int64_t last = std::min(u.rows, row < stop ? u.rows : stop);
+      const Floats w6 = floats(kTile * kDepth);
       for (int64_t k = start; k < last; k += kDepth) {
         const int64_t depth = std::min(kDepth, last - k);
         pack_weights(start, row, k, depth, w6.get());
-        accumulate_product(w6.get(), u.cols16.get() + panel * 16 * u.padded_rows + k * 16,
-                           u.padded_rows * 16, depth, panels,
-                           grad + row * u.padded_dim + panel * 16, u.padded_dim);
+        accumulate_product(w6.get(), u.cols16.get() + k * 16, u.padded_rows, depth,
+                           part * panels / parts, (part + 1) * panels / parts,
+                           grad + row * kColumns, std::min(kTile, u.rows - row));
       }
     });
   }

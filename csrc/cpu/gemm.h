@@ -4,6 +4,7 @@
 //   rows6   [rows/6 ][depth][6 ]   left operand: six rows side by side
 //   rows16  [rows/16][depth][16]   right operand of A·Bᵀ: sixteen rows side by side
 //   cols16  [depth/16][rows][16]   right operand of W·B: sixteen columns side by side
+//   cols64  [depth/64][rows][64]   sums that rows are accumulated into
 // Rows are padded to kTile (a multiple of 6 and of 16) and columns to kColumns, with zeros, so no
 // loop has a remainder. The order of summation depends on the sizes alone, never on threads.
 #pragma once
@@ -55,25 +56,30 @@ inline void product_6x16(const float* a, const float* b, int64_t depth, float* c
   }
 }
 
-// tile[kTile][kTile] = A·Bᵀ for kTile rows of each, given as rows6 and rows16 panels.
-inline void tile_product(const float* rows6, const float* rows16, int64_t depth, float* tile) {
+// tile[kTile][kTile] = A·Bᵀ for kTile rows of each, given as rows6 and rows16 panels; those from
+// `a_rows` and `b_rows` on are padding.
+inline void tile_product(const float* rows6, int64_t a_rows, const float* rows16, int64_t b_rows,
+                         int64_t depth, float* tile) {
+  a_rows = std::min(kTile, a_rows), b_rows = std::min(kTile, b_rows);
+  if (a_rows < kTile || b_rows < kTile) std::fill(tile, tile + kTile * kTile, 0.0f);
   for (int64_t k = 0; k < depth; k += kDepth) {
     const int64_t part = std::min(kDepth, depth - k);
-    for (int64_t j = 0; j < kTile; j += 16)
-      for (int64_t i = 0; i < kTile; i += 6)
+    for (int64_t j = 0; j < b_rows; j += 16)
+      for (int64_t i = 0; i < a_rows; i += 6)
         product_6x16(rows6 + i * depth + k * 6, rows16 + j * depth + k * 16, part,
                      tile + i * kTile + j, kTile, k == 0);
   }
 }
 
-// out[kTile][16·panels] += W·B for `depth` columns of W, packed [kTile/6][depth][6]; `cols16`
-// points at the first of those rows in the first panel, panels being `panel_stride` apart.
-inline void accumulate_product(const float* w6, const float* cols16, int64_t panel_stride,
-                               int64_t depth, int64_t panels, float* out, int64_t out_stride) {
-  for (int64_t p = 0; p < panels; ++p)
-    for (int64_t i = 0; i < kTile; i += 6)
-      product_6x16(w6 + i * depth, cols16 + p * panel_stride, depth,
-                   out + i * out_stride + p * 16, out_stride, false);
+// out += W·B for `height` ≤ kTile rows of `out` and the 16-column panels first … last. W's `depth`
+// columns are packed [kTile/6][depth][6]; `cols16` and `out` (cols64) point at their first row in
+// panel 0, and have `rows` rows each.
+inline void accumulate_product(const float* w6, const float* cols16, int64_t rows, int64_t depth,
+                               int64_t first, int64_t last, float* out, int64_t height) {
+  for (int64_t p = first; p < last; ++p)
+    for (int64_t i = 0; i < height; i += 6)
+      product_6x16(w6 + i * depth, cols16 + p * rows * 16, depth,
+                   out + p / 4 * rows * 64 + i * 64 + p % 4 * 16, 64, false);
 }
 
 }  // namespace c2v

@@ -12,7 +12,7 @@ namespace {
 enum Term : int64_t { kSim = 1, kOrth = 2, kDiv = 4 };  // as in c2v_sim/ops/index_losses.py
 
 Tensor rows_like(const Tensor& x, bool wanted) {
-  return torch::stable::new_zeros(x, {wanted ? x.size(0) : 0, x.size(1)}, ScalarType::Float);
+  return torch::stable::new_empty(x, {wanted ? x.size(0) : 0, x.size(1)}, ScalarType::Float);
 }
 
 // The mean of 1 - cos(z_j, l_j); gradients unless null.
@@ -52,6 +52,8 @@ double orthogonality_loss(const UnitRows& z, const UnitRows& u, float* grad_z, f
   const float scale = static_cast<float>(1 / pairs);
   if (has_tiny_pairs(z, u)) {
     if (grad_z) {
+      std::fill_n(grad_z, z.rows * z.dim, 0.0f);
+      std::fill_n(grad_u, u.rows * u.dim, 0.0f);
       absolute_gradient_of_tiny(z, u, scale, grad_z);
       absolute_gradient_of_tiny(u, z, scale, grad_u);
     }
@@ -76,7 +78,10 @@ double diversity_loss(const UnitRows& u, float* grad) {
     const auto weight = [&](int64_t j, int64_t k, float c) {
       return value(j, k, c) * static_cast<float>(1 / sums[j] + 1 / sums[k]);
     };
-    if (grad) gradient_of_tiny(u, u, scale, weight, grad);
+    if (grad) {
+      std::fill_n(grad, u.rows * u.dim, 0.0f);
+      gradient_of_tiny(u, u, scale, weight, grad);
+    }
     return loss / u.rows;
   }
   const FloatArray g = zeros(grad ? u.padded_rows * u.padded_dim : 0);
@@ -109,6 +114,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> index_losses_cpu(
           orthogonality_loss(UnitRows(z, kLeft), unit_u, wanted(orth_z), wanted(orth_u)));
     if (div && rows > 1)
       loss[2] = static_cast<float>(diversity_loss(unit_u, wanted(div_u)));
+    else if (div)
+      torch::stable::zero_(div_u);
   }
   return {losses, sim_z, sim_l, orth_z, orth_u, div_u};
 }

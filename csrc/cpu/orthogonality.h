@@ -86,7 +86,7 @@ struct Signs {
 
 // Takes back what add_signed_rows added for cosines that are exactly 0, where sign is 0.
 inline void undo_zeros(const Signs& signs, const float* cols16, int64_t panel_stride, int64_t rows,
-                       float* out, int64_t out_stride) {
+                       float* out) {
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t b = 0; b < signs.bytes; ++b)
       for (unsigned left = signs.zero[r * signs.stride + b]; left; left &= left - 1) {
@@ -94,13 +94,13 @@ inline void undo_zeros(const Signs& signs, const float* cols16, int64_t panel_st
         const float sign = signs.minus[r * signs.stride + b] >> bit & 1 ? -1.0f : 1.0f;
         const float* source = cols16 + (b * 8 + bit) * 16;
         for (int64_t c = 0; c < kColumns; ++c)
-          out[r * out_stride + c] -= sign * source[c / 16 * panel_stride + c % 16];
+          out[r * kColumns + c] -= sign * source[c / 16 * panel_stride + c % 16];
       }
 }
 
 // out[r][64] += sum_k ±row_k for `rows` rows of signs; row k's columns are at cols16 + 16 k.
 inline void add_signed_rows(const Signs& signs, const float* cols16, int64_t panel_stride,
-                            int64_t rows, float* out, int64_t out_stride) {
+                            int64_t rows, float* out) {
   alignas(64) float table[4][16 * kColumns];  // sixteen source rows: 16 KiB of the L1 cache
   for (int64_t b = 0; b < signs.bytes; b += 2) {
     for (int64_t g = 0; g < 4; ++g)
@@ -109,14 +109,14 @@ inline void add_signed_rows(const Signs& signs, const float* cols16, int64_t pan
       const uint8_t* s = signs.minus + r * signs.stride + b;
       const float *p0 = table[0] + s[0] % 16 * kColumns, *p1 = table[1] + s[0] / 16 * kColumns;
       const float *p2 = table[2] + s[1] % 16 * kColumns, *p3 = table[3] + s[1] / 16 * kColumns;
-      float* o = out + r * out_stride;
+      float* o = out + r * kColumns;
 #pragma GCC unroll 8
       for (int64_t c = 0; c < kColumns; c += 8)
         store8(o + c, load8(o + c) + ((load8(p0 + c) + load8(p1 + c)) +
                                       (load8(p2 + c) + load8(p3 + c))));
     }
   }
-  if (signs.zero) undo_zeros(signs, cols16, panel_stride, rows, out, out_stride);
+  if (signs.zero) undo_zeros(signs, cols16, panel_stride, rows, out);
 }
 
 // Signs and zeros of one tile into the planes; returns sum |tile|.
@@ -143,8 +143,8 @@ inline double scan_tile(const float* tile, int64_t rows, int64_t columns, int64_
   return total;
 }
 
-// Returns sum |S|; adds sign(S)·B̂ to grad_a [padded_rows, padded_dim] and sign(S)ᵀ·Â to grad_b;
-// either may be null. Holds kStrip × (rows of b) bits four times and no more.
+// Returns sum |S|; adds sign(S)·B̂ to grad_a and sign(S)ᵀ·Â to grad_b (cols64; either may be null).
+// Holds kStrip × (rows of b) bits four times and no more.
 inline double orthogonality(const UnitRows& a, const UnitRows& b, float* grad_a, float* grad_b) {
   const int64_t depth = a.padded_dim, panels = depth / kColumns;
   BitPlane signs(b.padded_rows), zero(b.padded_rows);
@@ -157,10 +157,10 @@ inline double orthogonality(const UnitRows& a, const UnitRows& b, float* grad_a,
     parallel_tasks(tiles, [&](int64_t task) {
       const int64_t row = task / b.blocks() * kTile, column = task % b.blocks() * kTile;
       float tile[kTile * kTile];
-      tile_product(a.rows6.get() + (start + row) * depth, b.rows16.get() + column * depth, depth,
-                   tile);
-      sums[task] = scan_tile(tile, a.rows - start - row, b.rows - column, row, column, signs, zero,
-                             any_zero);
+      const int64_t a_rows = a.rows - start - row, b_rows = b.rows - column;
+      tile_product(a.rows6.get() + (start + row) * depth, a_rows, b.rows16.get() + column * depth,
+                   b_rows, depth, tile);
+      sums[task] = scan_tile(tile, a_rows, b_rows, row, column, signs, zero, any_zero);
     });
     for (int64_t i = 0; i < tiles; ++i) total += sums[i];
 
@@ -171,17 +171,19 @@ inline double orthogonality(const UnitRows& a, const UnitRows& b, float* grad_a,
       const UnitRows& source = for_a ? b : a;
       const int64_t column = (for_a ? task : (task - tasks_a) % panels) * kColumns;
       const int64_t row = for_a ? 0 : (task - tasks_a) / panels * kStrip;
-      const int64_t rows = for_a ? height : std::min(kStrip, b.padded_rows - row);
+      const int64_t below = a.rows - start;  // rows of a that are left, the strip's among them
+      const int64_t rows = for_a ? std::min(height, below) : std::min(kStrip, b.rows - row);
+      const int64_t sources = for_a ? b.rows : std::min(height, below);
       const auto view = [&](const BitPlane& p) {
         return for_a ? p.along.data() : p.across.data() + row * kStripBytes;
       };
       const Signs bits{view(signs), any_zero ? view(zero) : nullptr,
-                       for_a ? signs.row_bytes : kStripBytes,
-                       for_a ? signs.row_bytes : height / 8};
+                       for_a ? signs.row_bytes : kStripBytes, round_up(sources, 16) / 8};
       add_signed_rows(bits,
                       source.cols16.get() + column * source.padded_rows + (for_a ? 0 : start) * 16,
                       source.padded_rows * 16, rows,
-                      (for_a ? grad_a + start * depth : grad_b + row * depth) + column, depth);
+                      for_a ? grad_a + column * a.padded_rows + start * kColumns
+                            : grad_b + column * b.padded_rows + row * kColumns);
     });
   }
   return total;

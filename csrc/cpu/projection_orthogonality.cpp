@@ -19,9 +19,9 @@ std::tuple<Tensor, Tensor> projection_orthogonality_cpu(const Tensor& z_p, const
   if (rows == 0 || clients == 0) return {loss, grad};
   const double pairs = static_cast<double>(rows) * clients;
   const float scale = static_cast<float>(1 / pairs);
-  float* out = with_grad ? grad.mutable_data_ptr<float>() : nullptr;
   const UnitRows z(z_p, kLeft);
-  const FloatArray g = zeros(with_grad ? z.padded_rows * z.padded_dim : 0);
+  const Floats g = zeros(with_grad ? z.padded_rows * z.padded_dim : 0);
+  Floats tiny;  // the gradient that does not go through the normalisation, if there is any
   double total = 0;
   for (int64_t first = 0; first < clients; first += kChunk) {
     Tensor all = index;
@@ -29,13 +29,18 @@ std::tuple<Tensor, Tensor> projection_orthogonality_cpu(const Tensor& z_p, const
     const UnitRows beta(part, kRight);
     if (has_tiny_pairs(z, beta)) {
       total += absolute_sum_of_tiny(z, beta);
-      if (with_grad) absolute_gradient_of_tiny(z, beta, scale, out);
+      if (with_grad && !tiny) tiny = zeros(z.rows * z.dim);
+      if (with_grad) absolute_gradient_of_tiny(z, beta, scale, tiny.get());
     } else {
       total += orthogonality(z, beta, with_grad ? g.get() : nullptr, nullptr);
     }
   }
   *loss.mutable_data_ptr<float>() = static_cast<float>(total / pairs);
-  if (with_grad) z.through_normalisation(g.get(), scale, out);
+  if (with_grad) {
+    float* out = grad.mutable_data_ptr<float>();
+    z.through_normalisation(g.get(), scale, out);
+    for (int64_t i = 0; tiny && i < z.rows * z.dim; ++i) out[i] += tiny[i];
+  }
   return {loss, grad};
 }
 

@@ -72,16 +72,18 @@ struct UnitRows {
     std::fill(unit + dim, unit + padded_dim, 0.0f);
   }
 
-  // Adds to out[rows][dim] the gradient for the rows, from g[rows][padded_dim] for the unit rows:
+  // out[rows][dim] = the gradient for the rows, given g (cols64), that for the unit rows:
   // scale (g - û<g, û>) / |row|.
   void through_normalisation(const float* g, float scale, float* out) const {
     torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
-      const FloatArray unit = floats(padded_dim);
+      const Floats unit = floats(padded_dim), of_unit = floats(padded_dim);
       for (int64_t i = begin; i < end; ++i) {
         unit_row(i, unit.get());
-        const float *from = g + i * padded_dim, factor = scale * inverse[i];
-        const float along = dot(from, unit.get(), padded_dim);
-        for (int64_t k = 0; k < dim; ++k) out[i * dim + k] += factor * (from[k] - unit[k] * along);
+        for (int64_t k = 0; k < padded_dim; k += kColumns)
+          std::copy_n(g + k * padded_rows + i * kColumns, kColumns, of_unit.get() + k);
+        const float along = dot(of_unit.get(), unit.get(), padded_dim), factor = scale * inverse[i];
+        for (int64_t k = 0; k < dim; ++k)
+          out[i * dim + k] = factor * (of_unit[k] - unit[k] * along);
       }
     });
   }

@@ -1,0 +1,117 @@
+"""index_losses, forward and backward, against the same formulas in eager torch and torch.compile.
+
+pytest bench/bench_index_losses.py -k "not compiled and not memory"
+"""
+
+# ruff: noqa: E741  (l is the name in the specification)
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from c2v_sim.ops import index_losses, reconstruction_loss
+
+DIM = 512
+
+
+def eager(z, u, l):
+    z, u, l = F.normalize(z), F.normalize(u), F.normalize(l)
+    diagonal = torch.eye(len(u), dtype=torch.bool)
+    sim = (1 - (z * l).sum(1)).mean()
+    orth = (z @ u.T).abs().mean()
+    div = (u @ u.T).masked_fill(diagonal, -torch.inf).logsumexp(1).mean()
+    return sim, orth, div
+
+
+def problem(rows):
+    g = torch.Generator().manual_seed(0)
+    return [torch.randn(rows, DIM, generator=g).requires_grad_() for _ in range(3)]
+
+
+def step(losses, inputs):
+    sim, orth, div = losses(*inputs)
+    return torch.autograd.grad(sim + orth + 0.5 * div, inputs)
+
+
+def flops(rows):
+    """Two triangular products and four square ones, as one would count them with S kept."""
+    return 2 * rows**2 * DIM * (1 + 2 + 0.5 + 1)
+
+
+@pytest.mark.parametrize("rows", [128, 1024, 4096, 8192])
+def test_index_losses(compare, rows):
+    inputs = problem(rows)
+    compare(
+        lambda: step(index_losses, inputs),
+        {"eager": lambda: step(eager, inputs)},
+        flops=flops(rows),
+        rounds=15 if rows <= 1024 else 3,
+    )
+
+
+@pytest.mark.parametrize("rows", [128, 1024])
+def test_index_losses_compiled(compare, rows):
+    inputs = problem(rows)
+    compiled = torch.compile(eager, dynamic=False)
+    compare(
+        lambda: step(index_losses, inputs), {"compiled": lambda: step(compiled, inputs)},
+        flops=flops(rows),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [128, 1024])
+def test_index_losses_forward(compare, rows):
+    inputs = [x.detach() for x in problem(rows)]
+    compare(
+        lambda: index_losses(*inputs),
+        {"eager": lambda: eager(*inputs)},
+        flops=2 * rows**2 * DIM * 1.5,
+    )
+
+
+@pytest.mark.parametrize("rows", [128, 4096])
+def test_reconstruction_loss(compare, rows):
+    d_hat, d, _ = problem(rows)
+    d = d.detach()
+    compare(
+        lambda: torch.autograd.grad(reconstruction_loss(d_hat, d), d_hat),
+        {"eager": lambda: torch.autograd.grad(F.mse_loss(d_hat, d), d_hat)},
+        bytes=4 * rows * DIM * 3,
+    )
+
+
+def peak_growth(which: str, rows: int) -> float:
+    """MiB by which the process's peak resident memory grows in one step; run in a new process."""
+    import resource
+
+    losses = {"fused": index_losses, "eager": eager}[which]
+    step(losses, problem(64))  # lazy initialisation
+    inputs = problem(rows)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step(losses, inputs)
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
+@pytest.mark.parametrize("rows", [1024, 4096, 8192])
+def test_peak_memory(capsys, rows):
+    """Resident memory of one step, in units of one [B, D] tensor: constant in B when O(B·D)."""
+    grown = {}
+    for which in ("fused", "eager"):
+        done = subprocess.run(
+            [sys.executable, "-P", __file__, which, str(rows)],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        grown[which] = json.loads(done.stdout)
+    unit = rows * DIM * 4 / 2**20
+    with capsys.disabled():
+        cells = [f"{k} {v:.0f} MiB = {v / unit:.1f} tensors [B, D]" for k, v in grown.items()]
+        print(f"\npeak memory growth, B = {rows}: " + ", ".join(cells))
+    assert grown["fused"] < 24 * unit + 32
+
+
+if __name__ == "__main__":
+    print(json.dumps(peak_growth(sys.argv[1], int(sys.argv[2]))))
