@@ -125,8 +125,10 @@ def test_weighted_sum(cuda, dtype, rows, size, offset):
     assert out[0, -4:].isnan().all()
 
 
-@pytest.mark.parametrize("parts", [(), ("buffer",), ("linear", "clip"), ("anchor", "zero"),
-                                   ("buffer", "linear", "anchor", "clip", "zero")], ids="+".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "parts",
+    ["", "buffer", "linear clip", "anchor zero", "buffer linear anchor clip zero"],
+)
 @pytest.mark.parametrize(("rows", "size", "offset"), [*LAYOUTS, (2, 4096 + 8, 4), (1, 9001, 1)])
 def test_sgd_step(cuda, parts, rows, size, offset):
     names = ("params", "grads", "buffer", "linear", "anchor")
@@ -148,8 +150,10 @@ def test_sgd_step(cuda, parts, rows, size, offset):
 
 
 @pytest.mark.parametrize("dtype", STORAGE)
-@pytest.mark.parametrize(("clients", "size", "label_size", "offset"),
-                         [(1, 1, 1, 1), (9, 128, 256, 4), (70, 132, 132, 4), (17, 31, 64, 3)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("clients", "size", "label_size", "offset"),
+    [(1, 1, 1, 1), (9, 128, 256, 4), (70, 132, 132, 4), (17, 31, 64, 3)],
+)
 def test_client_scores(cuda, dtype, clients, size, label_size, offset):
     features = rows_in_nan(clients, size, 0, dtype, offset)
     labels = rows_in_nan(clients, label_size, 1, dtype, offset)
