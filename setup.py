@@ -12,7 +12,7 @@ from pathlib import Path
 from setuptools import setup
 
 CPU_SOURCES = ["csrc/ops.cpp", *sorted(str(p) for p in Path("csrc/cpu").glob("*.cpp"))]
-CUDA_SOURCES = sorted(str(p) for p in Path("csrc/cuda").glob("*.c[pu]*"))
+CUDA_SOURCES = ["csrc/cuda/bindings.cpp", *sorted(str(p) for p in Path("csrc/cuda").glob("*.cu"))]
 HEADERS = sorted(str(p) for p in Path("csrc").rglob("*.h"))
 # The oldest torch whose stable C++ interface the sources use (2.10: parallel_for).
 STABLE_ABI = "-DTORCH_TARGET_VERSION=0x020a000000000000"
@@ -37,7 +37,7 @@ def extension_arguments() -> dict:
         )
         return {}
 
-    with_cuda = bool(torch.version.cuda and cpp_extension.CUDA_HOME and CUDA_SOURCES)
+    with_cuda = bool(torch.version.cuda and cpp_extension.CUDA_HOME)
     # AVX2 is checked when the library is loaded; other machines take the torch reference.
     simd = ["-mavx2", "-mfma", "-mf16c"] if platform.machine() in ("x86_64", "AMD64") else []
     cxx = ["-O3", "-std=c++20", "-fopenmp-simd", STABLE_ABI, "-DPy_LIMITED_API=0x030b0000", *simd]
@@ -45,7 +45,7 @@ def extension_arguments() -> dict:
         name="c2v_sim._C",
         sources=CPU_SOURCES + (CUDA_SOURCES if with_cuda else []),
         include_dirs=[str(Path("csrc").resolve())],
-        depends=HEADERS,
+        depends=HEADERS + CUDA_SOURCES,
         extra_compile_args={"cxx": cxx, "nvcc": ["-O3", "-std=c++20", STABLE_ABI, "-DUSE_CUDA"]},
         define_macros=[("USE_CUDA", None)] if with_cuda else [],
         py_limited_api=True,

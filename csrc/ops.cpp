@@ -1,5 +1,5 @@
 // The schemas of all native operators. Kernels are registered at the end of cpu/<op>.cpp (CPU)
-// and cuda/<op>.cpp (CUDA); fake kernels and gradients in c2v_sim/ops/<op>.py.
+// and in cuda/bindings.cpp (CUDA); fake kernels and gradients in c2v_sim/ops/<op>.py.
 #include "ops.h"
 
 STABLE_TORCH_LIBRARY(c2v_sim, m) {

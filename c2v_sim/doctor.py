@@ -1,0 +1,133 @@
+"""python -m c2v_sim.doctor: which backends run here, and why the others do not.
+
+Prints the machine, torch and its threads, and a table operator × backend for the tensors of this
+machine's device. `--measure` adds the two limits that kernels are judged by: memory bandwidth
+(a STREAM-like triad) and float32 matrix multiplication.
+"""
+
+import argparse
+import os
+import platform
+import textwrap
+import time
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+import c2v_sim.ops  # noqa: F401  (imports every operator, which lists itself)
+from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """Facts about machine and software, in the order of printing."""
+    return {
+        "machine": f"{platform.system()} {platform.machine()}, {_processor()}",
+        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"
+        if hasattr(os, "sched_getaffinity")
+        else str(os.cpu_count()),
+        "python": platform.python_version(),
+        "torch": f"{torch.__version__}, {torch.get_num_threads()} intra-op threads, "
+        f"{torch.backends.cpu.get_cpu_capability()}",
+        "triton": _version("triton"),
+        "numpy": _version("numpy"),
+        "cuda": _cuda(),
+        "native": native_missing or "c2v_sim._C is loaded",
+        "device": str(device),
+    }
+
+
+def _cuda() -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "this torch is a build without CUDA"
+    if not torch.cuda.is_available():
+        return f"torch is built for CUDA {torch.version.cuda}, but no GPU is visible"
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return f"{torch.version.cuda or torch.version.hip}, {', '.join(names)}"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(s.split(":", 1)[1].strip() for s in lines if s.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or "unknown processor"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def availability(device: torch.device) -> dict[str, dict[str, str | None]]:
+    """Operator -> backend -> None when it serves float32 tensors of `device`, else the reason."""
+    tensor = torch.zeros(1, 1, device=device)
+    return {
+        name: {backend: operator.unavailable(backend, tensor) for backend in BACKENDS}
+        for name, operator in sorted(OPERATORS.items())
+    }
+
+
+def table(rows: dict[str, dict[str, str | None]], taken: dict[str, str]) -> str:
+    """yes or the number of a reason below; a star marks `taken`, what backend=None takes."""
+    reasons: list[str] = []
+    width = max(len(name) for name in rows)
+    lines = [" ".join([" " * width, *(f"{b:>8}" for b in BACKENDS)])]
+    for name, row in rows.items():
+        cells = []
+        for backend, reason in row.items():
+            if reason is None:
+                cells.append("yes *" if backend == taken[name] else "yes")
+                continue
+            if reason not in reasons:
+                reasons.append(reason)
+            cells.append(f"no ({reasons.index(reason) + 1})")
+        lines.append(" ".join([f"{name:<{width}}", *(f"{c:>8}" for c in cells)]))
+    lines.append("* runs when no backend is named")
+    for number, reason in enumerate(reasons, start=1):
+        lines += textwrap.wrap(f"({number}) {reason}", 96, subsequent_indent="    ")
+    return "\n".join(lines)
+
+
+def measure(device: torch.device, elements: int = 2**25, size: int = 2048) -> dict[str, float]:
+    """Bytes/s of a triad over `elements` floats, flop/s of a size³ product; best of ten."""
+
+    def best(f: Callable[[], object]) -> float:
+        times = []
+        for _ in range(10):
+            start = time.perf_counter()
+            f()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    a, b, c = (torch.ones(elements, device=device) for _ in range(3))
+    triad = best(lambda: torch.add(b, c, alpha=2.0, out=a))
+    x, y = (torch.ones(size, size, device=device) for _ in range(2))
+    product = best(lambda: x @ y)
+    return {"bandwidth": 3 * 4 * elements / triad, "sgemm": 2 * size**3 / product}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m c2v_sim.doctor", description=__doc__)
+    parser.add_argument("--measure", action="store_true", help="measure bandwidth and sgemm")
+    options = parser.parse_args(arguments)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for name, fact in machine(device).items():
+        print(f"{name:<8} {fact}")
+    print()
+    tensor = torch.zeros(1, 1, device=device)
+    taken = {name: operator.choose(None, tensor) for name, operator in OPERATORS.items()}
+    print(table(availability(device), taken))
+    if options.measure:
+        limits = measure(device)
+        print()
+        print(f"bandwidth {limits['bandwidth'] / 1e9:.1f} GB/s (triad, 12 bytes an element)")
+        print(f"sgemm     {limits['sgemm'] / 1e9:.0f} GFLOP/s (2048³)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+import subprocess
+import sys
+
+import torch
+
+from c2v_sim import doctor
+from c2v_sim.ops import _dispatch
+
+CPU = torch.device("cpu")
+
+
+def test_lists_every_operator_and_backend(capsys):
+    doctor.main([])
+    text = capsys.readouterr().out
+    assert torch.__version__ in text
+    lines = {line.split()[0]: line for line in text.splitlines() if line.strip()}
+    assert {"client_scores", "sgd_step", "weighted_sum"} <= set(_dispatch.OPERATORS)
+    for name in _dispatch.OPERATORS:
+        assert lines[name].count("yes") + lines[name].count("no (") == len(_dispatch.BACKENDS)
+        assert lines[name].count("*") == 1
+    assert "bandwidth" not in text
+
+
+def test_says_why_not(monkeypatch):
+    monkeypatch.setattr(_dispatch, "native_missing", "the extension is not built; run `make`")
+    _dispatch._has_kernel.cache_clear()
+    rows = doctor.availability(CPU)
+    _dispatch._has_kernel.cache_clear()
+    for row in rows.values():
+        assert row["native"] == "the extension is not built; run `make`"
+        assert row["cuda"] == "CUDA kernels take CUDA tensors"
+        assert row["torch"] is None
+    text = doctor.table(rows, dict.fromkeys(rows, "torch"))
+    assert "(1) the extension is not built; run `make`" in text
+    assert text.count("the extension is not built") == 1
+    assert text.count("yes *") == len(rows)
+
+
+def test_measures_small_sizes():
+    limits = doctor.measure(CPU, elements=1000, size=16)
+    assert limits["bandwidth"] > 0
+    assert limits["sgemm"] > 0
+
+
+def test_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "c2v_sim.doctor"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    assert "weighted_sum" in done.stdout
