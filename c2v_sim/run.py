@@ -29,6 +29,7 @@ from c2v_sim.config import (
 )
 from c2v_sim.datasets import load_dataset
 from c2v_sim.federation import Federation
+from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.partition import Partition, make_partition
 from c2v_sim.progress import Progress, percent
@@ -233,6 +234,7 @@ def main(argv: list[str] | None = None) -> int:
         raise Terminated
 
     arguments = parser().parse_args(argv)
+    keep_freed_memory()
     try:
         if arguments.print_config:
             print(to_toml(settings_of(arguments)[0]), end="")

@@ -6,14 +6,10 @@ similarity-steered sampling adds its scores to, so both begin with the same coho
 
 import numpy as np
 
+from c2v_sim import ops
 from c2v_sim.seeding import SAMPLING, rng
 
 
 def uniform(seed: int, round: int, clients: int, k: int) -> np.ndarray:
     """k of `clients` ids, uniform without replacement, ascending."""
-    noise = rng(seed, SAMPLING, round).gumbel(size=clients)
-    # A stable sort of the negated noise breaks ties by the lower id.
-    return np.sort(np.argsort(-noise, kind="stable")[:k])
-
-
-SAMPLERS = {"uniform": uniform}
+    return ops.sample_cohort(np.zeros(clients), k, rng=rng(seed, SAMPLING, round)).numpy()

@@ -65,9 +65,6 @@ def _triton_missing(on_cpu: bool) -> str | None:
     return None
 
 
-OPERATORS: dict[str, "Operator"] = {}  # all that exist, in the order of their files
-
-
 class Operator:
     """One operator's backends; calling it dispatches. Built once, at import, by each op file."""
 
