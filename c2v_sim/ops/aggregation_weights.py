@@ -1,4 +1,4 @@
-"""aggregation_weights: how much each client of the cohort counts (ALGORITHMS 6 ii).
+"""aggregation_weights: how much each client of the cohort counts.
 
     p = softmax( log q + H / lambda1 ),  q = N / sum N        history H [k], sizes N [k] -> p [k]
 

@@ -2,10 +2,10 @@
 
     s = A omega,  A_ij = ( cos(f_i, f_j) + cos(l_i, l_j) ) / 2,  omega_j = N_j / sum_cohort N
 
-for feature index f [M, D_f], label index l [M, D_l], cohort [k] -> s [M] (ALGORITHMS 4 and 5). A
-is never formed: with unit rows F, G, s = ( F (F^T omega) + G (G^T omega) ) / 2. The weighted sum
-of the cohort's unit rows is formed once, then each row's dot product and length come from the
-same read: O((M + k) D). A zero row has cosine 0 with everything.
+for feature index f [M, D_f], label index l [M, D_l], cohort [k] -> s [M]. A is never formed: with
+unit rows F, G, s = ( F (F^T omega) + G (G^T omega) ) / 2. The weighted sum of the cohort's unit
+rows is formed once, then each row's dot product and length come from the same read:
+O((M + k) D). A zero row has cosine 0 with everything.
 """
 
 from collections.abc import Sequence

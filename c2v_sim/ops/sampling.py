@@ -1,4 +1,4 @@
-"""Drawing a cohort: softmax probabilities of the clients and Gumbel top-k (ALGORITHMS 6 i, 9).
+"""Drawing a cohort: softmax probabilities of the clients and Gumbel top-k.
 
     p_i = exp(s_i / tau) / sum_eligible exp(s_j / tau)          scores s [M] -> p [M]
     cohort = the k largest of  s_i / tau + g_i,  g ~ Gumbel     -> ids [k], ascending
