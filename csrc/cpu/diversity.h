@@ -119,7 +119,7 @@ class Diversity {
     parallel_tasks((u.padded_rows - start) / kTile * parts, [&](int64_t task) {
       const int64_t row = start + task / parts * kTile, part = task % parts;
       const int64_t last = std::min(u.rows, row < stop ? u.rows : stop);
-      const Floats w6 = floats(kTile * kDepth);
+      const FloatArray w6 = floats(kTile * kDepth);
       for (int64_t k = start; k < last; k += kDepth) {
         const int64_t depth = std::min(kDepth, last - k);
         pack_weights(start, row, k, depth, w6.get());

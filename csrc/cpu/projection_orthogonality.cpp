@@ -20,8 +20,8 @@ std::tuple<Tensor, Tensor> projection_orthogonality_cpu(const Tensor& z_p, const
   const double pairs = static_cast<double>(rows) * clients;
   const float scale = static_cast<float>(1 / pairs);
   const UnitRows z(z_p, kLeft);
-  const Floats g = zeros(with_grad ? z.padded_rows * z.padded_dim : 0);
-  Floats tiny;  // the gradient that does not go through the normalisation, if there is any
+  const FloatArray g = zeros(with_grad ? z.padded_rows * z.padded_dim : 0);
+  FloatArray tiny;  // the gradient that does not go through the normalisation, if there is any
   double total = 0;
   for (int64_t first = 0; first < clients; first += kChunk) {
     Tensor all = index;

@@ -76,7 +76,7 @@ struct UnitRows {
   // scale (g - û<g, û>) / |row|.
   void through_normalisation(const float* g, float scale, float* out) const {
     torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
-      const Floats unit = floats(padded_dim), of_unit = floats(padded_dim);
+      const FloatArray unit = floats(padded_dim), of_unit = floats(padded_dim);
       for (int64_t i = begin; i < end; ++i) {
         unit_row(i, unit.get());
         for (int64_t k = 0; k < padded_dim; k += kColumns)
