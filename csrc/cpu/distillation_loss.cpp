@@ -32,28 +32,33 @@ inline float exp_of_negative(float x) {
 
 // p[k] = exp(x[k] - max x); returns log sum_k exp(x[k]), and 1 / sum p in `scale`.
 float softmax_parts(const float* x, int64_t classes, float* p, float& scale) {
-  float top = x[0];
+  float top = x[0], sum = 0;
+#pragma omp simd reduction(max : top)
   for (int64_t k = 1; k < classes; ++k) top = x[k] > top ? x[k] : top;
-  for (int64_t k = 0; k < classes; ++k) p[k] = exp_of_negative(x[k] - top);
-  double sum = 0;
-  for (int64_t k = 0; k < classes; ++k) sum += p[k];
-  scale = static_cast<float>(1 / sum);
-  return top + static_cast<float>(std::log(sum));
+#pragma omp simd reduction(+ : sum)
+  for (int64_t k = 0; k < classes; ++k) {
+    p[k] = exp_of_negative(x[k] - top);
+    sum += p[k];
+  }
+  scale = 1 / sum;
+  return top + std::log(sum);
 }
 
 // KL of one row; gradients divided by `rows` into da and db unless null.
-double divergence(const float* a, const float* b, int64_t classes, float* p, float* q, float* da,
-                  float* db, float rows) {
+float divergence(const float* a, const float* b, int64_t classes, float* p, float* q, float* da,
+                 float* db, float rows) {
   float p_scale, q_scale;
   const float apart = softmax_parts(a, classes, p, p_scale) - softmax_parts(b, classes, q, q_scale);
-  double kl = 0;
+  float kl = 0;
+#pragma omp simd reduction(+ : kl)
   for (int64_t k = 0; k < classes; ++k) {
     p[k] *= p_scale;
-    kl += static_cast<double>(p[k]) * ((a[k] - b[k]) - apart);
+    kl += p[k] * ((a[k] - b[k]) - apart);
   }
   if (!da) return kl;
+#pragma omp simd
   for (int64_t k = 0; k < classes; ++k) {
-    da[k] = p[k] * ((a[k] - b[k]) - apart - static_cast<float>(kl)) / rows;
+    da[k] = p[k] * ((a[k] - b[k]) - apart - kl) / rows;
     db[k] = (q[k] * q_scale - p[k]) / rows;
   }
   return kl;

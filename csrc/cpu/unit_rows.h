@@ -89,9 +89,13 @@ struct UnitRows {
   }
 
  private:
-  void interleave(const float* u, int64_t i, int64_t width, float* panels) const {
-    float* to = panels + i / width * width * padded_dim + i % width;
-    for (int64_t k = 0; k < padded_dim; ++k) to[k * width] = u[k];
+  // unit[kTile][padded_dim] into panels[kTile / Width][padded_dim][Width].
+  template <int64_t Width>
+  void interleave(const float* unit, float* panels) const {
+    for (int64_t i = 0; i < kTile; i += Width)
+      for (int64_t k = 0; k < padded_dim; ++k, panels += Width)
+#pragma GCC unroll 16
+        for (int64_t r = 0; r < Width; ++r) panels[r] = unit[(i + r) * padded_dim + k];
   }
 
   void pack(int64_t block) {
@@ -106,10 +110,10 @@ struct UnitRows {
       const float scale = inverse[i];
       for (int64_t k = 0; k < dim; ++k) u[k] *= scale;
     }
+    if (rows6) interleave<6>(unit.get(), rows6.get() + first * padded_dim);
+    if (rows16) interleave<16>(unit.get(), rows16.get() + first * padded_dim);
     for (int64_t i = 0; i < kTile; ++i) {
       const float* u = unit.get() + i * padded_dim;
-      if (rows6) interleave(u, i, 6, rows6.get() + first * padded_dim);
-      if (rows16) interleave(u, i, 16, rows16.get() + first * padded_dim);
       for (int64_t k = 0; k < padded_dim; k += 16)
         std::copy(u + k, u + k + 16, cols16.get() + k * padded_rows + (first + i) * 16);
     }
