@@ -220,7 +220,7 @@ def test_resume_refuses_other_settings_by_name(finished, capsys):
     out, _ = finished
     assert run.main(["--resume", str(out), "--lr", "0.5", "--seed", "4"]) == 2
     error = capsys.readouterr().err
-    assert "lr (was 0.03, now 0.5)" in error
+    assert "lr (was 0.05, now 0.5)" in error
     assert "seed (was 0, now 4)" in error
 
 
