@@ -47,8 +47,8 @@ def distillation_loss_torch(
 def _fake(logits: Tensor, logits_p: Tensor, with_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
     shape = (logits.shape[0] if with_grad else 0, logits.shape[1])
     loss = logits.new_empty((), dtype=torch.float32)
-    grads = (logits.new_empty(shape, dtype=torch.float32) for _ in range(2))
-    return loss, *grads
+    grad, grad_p = (logits.new_empty(shape, dtype=torch.float32) for _ in range(2))
+    return loss, grad, grad_p
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:

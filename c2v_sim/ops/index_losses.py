@@ -94,7 +94,7 @@ def index_losses_torch(
     """The definition: ([L_sim, L_orth, L_div],), 0 for those that `terms` leaves out."""
     z, u, l = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (z, u, l))
     rows = len(z)
-    sim = orth = div = sum(t[:0].sum() for t in (z, u, l))  # 0, but part of the graph
+    sim = orth = div = torch.stack([t[:0].sum() for t in (z, u, l)]).sum()  # 0, in the graph
     if rows > 0 and terms & SIM:
         (unit_z, norm_z), (unit_l, norm_l) = unit_rows_torch(z), unit_rows_torch(l)
         norms = norm_z * norm_l
