@@ -44,7 +44,7 @@ def distillation_loss_torch(
     return ((log_p.exp() * (log_p - log_q)).sum(1).mean(),)
 
 
-def _fake(logits: Tensor, logits_p: Tensor, with_grad: bool) -> tuple[Tensor, Tensor, Tensor]:
+def _fake(logits: Tensor, logits_p: Tensor, with_grad: bool) -> tuple[Tensor, ...]:
     shape = (logits.shape[0] if with_grad else 0, logits.shape[1])
     loss = logits.new_empty((), dtype=torch.float32)
     grad, grad_p = (logits.new_empty(shape, dtype=torch.float32) for _ in range(2))

@@ -67,7 +67,7 @@ class Diversity {
       tile_product(u.rows6.get() + i * kTile * u.padded_dim, u.rows - i * kTile,
                    u.rows16.get() + k * kTile * u.padded_dim, u.rows - k * kTile, u.padded_dim,
                    tile);
-      for (int64_t e = 0; e < kTile * kTile; e += 8) store8(tile + e, exp_of_cosine(load8(tile + e)));
+      for (float* e = tile; e < tile + kTile * kTile; e += 8) store8(e, exp_of_cosine(load8(e)));
       mask(tile, i * kTile, k * kTile);
       float* to = strip.get() + (i * kTile - start) * u.padded_rows + k * kTile;
       for (int64_t r = 0; r < kTile; ++r)

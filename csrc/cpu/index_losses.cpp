@@ -60,7 +60,8 @@ double orthogonality_loss(const UnitRows& z, const UnitRows& u, float* grad_z, f
     return absolute_sum_of_tiny(z, u) / pairs;
   }
   if (!grad_z) return orthogonality(z, u, nullptr, nullptr) / pairs;
-  const FloatArray g_z = zeros(z.padded_rows * z.padded_dim), g_u = zeros(u.padded_rows * u.padded_dim);
+  const FloatArray g_z = zeros(z.padded_rows * z.padded_dim);
+  const FloatArray g_u = zeros(u.padded_rows * u.padded_dim);
   const double total = orthogonality(z, u, g_z.get(), g_u.get());
   z.through_normalisation(g_z.get(), scale, grad_z);
   u.through_normalisation(g_u.get(), scale, grad_u);

@@ -40,9 +40,9 @@ struct UnitRows {
   int64_t padded_rows, padded_dim;  // multiples of kTile and kColumns
   Tensor source;                    // [rows, dim] float32, which keeps `data` alive
   const float* data;
-  FloatArray norm, inverse;             // [padded_rows]; both 0 for a zero row
+  FloatArray norm, inverse;         // [padded_rows]; both 0 for a zero row
   float shortest;                   // smallest norm that is not 0; infinity when there is none
-  FloatArray rows6, rows16, cols16;     // see gemm.h
+  FloatArray rows6, rows16, cols16;  // see gemm.h
   int64_t blocks() const { return padded_rows / kTile; }
 
   UnitRows(const Tensor& x, Layouts layouts)

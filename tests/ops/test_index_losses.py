@@ -246,7 +246,7 @@ def test_opcheck(backend):
 
 def test_compiles():
     inputs = [x.requires_grad_() for x in problem(9)]
-    compiled = torch.compile(index_losses, backend="aot_eager")
+    compiled = torch.compile(index_losses, fullgraph=True, backend="aot_eager")
     got, expected = compiled(*inputs), index_losses(*inputs)
     assert torch.equal(torch.stack(got), torch.stack(expected))
     for a, b in zip(torch.autograd.grad(sum(got), inputs),
