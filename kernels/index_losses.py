@@ -18,8 +18,8 @@ from torch import Tensor
 ABSOLUTE, EXPONENTIAL = 0, 1
 SIM, ORTH, DIV = 1, 2, 4  # bits of `terms`, as in c2v_sim/ops/index_losses.py
 ROWS = 16  # rows of a program that goes through rows one by one
-TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32}
-GRADIENT_TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 32, "BLOCK_D": 128}
+TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16}
+GRADIENT_TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "BLOCK_D": 128}
 SMALLEST = tl.constexpr(1e-8)
 
 
@@ -171,7 +171,7 @@ def pair_sums(a: Tensor, b: Tensor, of_a: tuple, of_b: tuple, kind: int) -> Tens
     """Sums over the rows of b for each row of a; of_a and of_b are their lengths()."""
     sums = a.new_empty(len(a), dtype=torch.float32)
     _sums_kernel[(triton.cdiv(len(a), TILE["BLOCK_M"]),)](
-        a, b, *of_a, *of_b, sums, len(a), len(b), a.shape[1], KIND=kind, num_warps=8, **TILE
+        a, b, *of_a, *of_b, sums, len(a), len(b), a.shape[1], KIND=kind, num_warps=4, **TILE
     )
     return sums
 
@@ -241,7 +241,7 @@ def aot_pairs(kind: int, storage: str) -> list[tuple]:
     """The two pair kernels for the ahead-of-time check: kernel, types, constants, warps."""
     operands = {"a": storage, "b": storage, **_LENGTHS, "sums": "*fp32"}
     return [
-        (_sums_kernel, {**operands, **_SIZES}, {"KIND": kind, **TILE}, 8),
+        (_sums_kernel, {**operands, **_SIZES}, {"KIND": kind, **TILE}, 4),
         (
             _gradient_kernel,
             {**operands, "grad": "*fp32", **_SIZES, "scale": "fp32"},
