@@ -1,0 +1,135 @@
+"""The offline encoder: deterministic, independent of company and threads, and useful."""
+
+import subprocess
+import sys
+
+import torch
+from pytest import fixture, mark
+from torch.nn import functional as F
+
+from c2v_sim import encoder_builtin, shapes
+from c2v_sim.encoder_builtin import BuiltinEncoder
+
+
+@fixture(scope="module")
+def encoder():
+    return BuiltinEncoder()
+
+
+def rendered(n, split="test"):
+    return [torch.from_numpy(a) for a in shapes.render(split, n, 3)]
+
+
+@mark.parametrize("shape", [(5, 32, 32, 3), (1, 64, 64, 3), (2, 9, 31, 3), (0, 32, 32, 3)])
+def test_unit_rows_for_images_of_any_size(encoder, shape):
+    images = torch.randint(256, shape, generator=torch.Generator().manual_seed(0))
+    result = encoder.embed_images(images.to(torch.uint8))
+    assert result.shape == (shape[0], 512)
+    assert result.dtype == torch.float32
+    torch.testing.assert_close(result.norm(dim=1), torch.ones(shape[0]))
+
+
+def test_black_white_and_constant_images_have_a_direction(encoder):
+    images = torch.tensor([0, 128, 255], dtype=torch.uint8).view(3, 1, 1, 1).expand(3, 32, 32, 3)
+    result = encoder.embed_images(images)
+    torch.testing.assert_close(result.norm(dim=1), torch.ones(3))
+
+
+def test_an_image_alone_and_in_company_has_the_same_embedding(encoder):
+    images = rendered(150)[0]
+    together = encoder.embed_images(images)
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(encoder.embed_images(images[order]), together[order])
+    torch.testing.assert_close(encoder.embed_images(images[70:71]), together[70:71])
+
+
+def test_number_of_threads_changes_no_bit(encoder, monkeypatch):
+    images = rendered(200)[0]
+    usual = encoder.embed_images(images)
+    monkeypatch.setattr(encoder_builtin, "lane_count", lambda *_: 3)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        assert torch.equal(encoder.embed_images(images), usual)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_another_process_computes_the_same_bits(encoder):
+    code = (
+        "import torch; from c2v_sim.encoder_builtin import BuiltinEncoder; "
+        "from c2v_sim import tensor_file; e = BuiltinEncoder(); "
+        "x = torch.arange(2 * 3072).mul(7).remainder(256).to(torch.uint8).view(2, 32, 32, 3); "
+        "print(tensor_file.checksum({'i': e.embed_images(x), 't': e.embed_texts(['cat'])}))"
+    )
+    runs = [
+        subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
+        for _ in range(2)
+    ]
+    assert runs[0].stdout == runs[1].stdout != "", runs[0].stderr
+
+
+def test_features_are_the_definition(encoder):
+    """Slow and literal, in float64: patches, their mean and deviation, two half-waves, quadrants."""
+    image = rendered(1)[0]
+    x = image[0].permute(2, 0, 1).double() / 255
+    patches = F.unfold(x[None], 6, stride=2)[0].T  # [196, 108]
+    centred = patches - patches.mean(1, keepdim=True)
+    p = centred / (patches.var(1, correction=0, keepdim=True) + (10 / 255) ** 2).sqrt()
+    r = p @ encoder.filters.flatten(1).double().T
+    halves = torch.cat([F.relu(r - 0.5), F.relu(-r - 0.5)], 1).T.reshape(112, 14, 14)
+    quadrants = halves.reshape(112, 2, 7, 2, 7).mean((2, 4)).flatten()
+    computed = encoder_builtin.image_features(image, encoder.filters)[0].double()
+    torch.testing.assert_close(computed[:448] / 2, quadrants, atol=1e-5, rtol=1e-5)
+    cells = x.reshape(3, 4, 8, 4, 8).mean((2, 4)).flatten()
+    torch.testing.assert_close(computed[448:496], cells, atol=1e-6, rtol=1e-5)
+
+
+def test_linear_probe_beats_raw_pixels(encoder):
+    """Drawing style from 2,000 rendered images, against ridge regression on the pixels."""
+    images, _, domains = rendered(3000)
+
+    def accuracy(features):
+        x = F.pad(features.double(), (0, 1), value=1.0)
+        target = F.one_hot(domains[:2000]).double()
+        best = 0.0
+        for ridge in (1e-2, 1.0, 100.0):
+            gram = x[:2000].T @ x[:2000] + ridge * torch.eye(x.shape[1], dtype=torch.float64)
+            weights = torch.linalg.solve(gram, x[:2000].T @ target)
+            best = max(best, (x[2000:] @ weights).argmax(1).eq(domains[2000:]).double().mean())
+        return float(best)
+
+    small = F.avg_pool2d(images.permute(0, 3, 1, 2).float(), 2).flatten(1) / 255  # 768 numbers
+    assert accuracy(encoder.embed_images(images)) > accuracy(small) + 0.2
+
+
+# ---- texts ----------------------------------------------------------------------------------
+
+
+def test_equal_words_are_equal_and_similar_words_similar(encoder):
+    a, b, cats, dog = encoder.embed_texts(["cat", "cat", "cats", "dog"])
+    assert torch.equal(a, b)
+    assert a @ cats > 0.4
+    assert abs(a @ dog) < 0.2
+
+
+def test_prompt_words_do_not_pull_labels_together(encoder):
+    plain = encoder.embed_texts(["cat", "owl", " ", "thee"])
+    prompts = ["A photo of a cat", "A photo of an owl", "Character  ", "The next character of thee"]
+    assert torch.equal(encoder.embed_texts(prompts), plain)
+
+
+def test_every_symbol_has_its_own_direction(encoder):
+    symbols = [f"Character {chr(c)}" for c in range(32, 112)]
+    cosines = encoder.embed_texts(symbols)
+    off = (cosines @ cosines.T).fill_diagonal_(0)
+    assert off.abs().max() < 0.4
+
+
+def test_a_text_does_not_depend_on_the_others(encoder):
+    texts = ["zebra", "", "Ångström", "x" * 500]
+    together = encoder.embed_texts(texts)
+    torch.testing.assert_close(together.norm(dim=1), torch.ones(4))
+    for text, row in zip(texts, together, strict=True):
+        torch.testing.assert_close(encoder.embed_texts([text])[0], row)
+    assert encoder.embed_texts([]).shape == (0, 512)
