@@ -1,7 +1,7 @@
 """Stage 3: prompts, the cache (hit, damage, interruption), given encoders and tensors, errors."""
 
+import pytest
 import torch
-from pytest import fixture, mark, raises
 from torch.nn import functional as F
 
 from c2v_sim import embeddings
@@ -53,12 +53,12 @@ class CountingEncoder:
         return torch.stack([torch.arange(512.0) + sum(map(ord, text)) for text in texts])
 
 
-@fixture
+@pytest.fixture
 def small_parts(monkeypatch):
     monkeypatch.setattr(embeddings, "PART", 8)
 
 
-@mark.parametrize(
+@pytest.mark.parametrize(
     ("name", "prompt"),
     [
         ("cat", "A photo of a cat"),
@@ -123,7 +123,7 @@ def test_encoder_without_identity_is_never_cached(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@mark.parametrize("damage", ["flip", "cut", "empty"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_damaged_cache_is_rebuilt_with_a_notice(tmp_path, capsys, damage):
     data = dataset()
     good = embed_dataset(data, CountingEncoder(), cache_dir=tmp_path, progress=False)
@@ -143,7 +143,7 @@ def test_damaged_cache_is_rebuilt_with_a_notice(tmp_path, capsys, damage):
 
 def test_interrupted_work_goes_on_from_the_finished_parts(tmp_path, small_parts):
     data, options = dataset(), {"cache_dir": tmp_path, "progress": False, "batch_size": 4}
-    with raises(KeyboardInterrupt):  # in the third part: two of 8 are done
+    with pytest.raises(KeyboardInterrupt):  # in the third part: two of 8 are done
         embed_dataset(data, CountingEncoder(fail_at_call=6), **options)
     rest = CountingEncoder()
     resumed = embed_dataset(data, rest, **options)
@@ -154,7 +154,7 @@ def test_interrupted_work_goes_on_from_the_finished_parts(tmp_path, small_parts)
 
 def test_damaged_part_is_done_again(tmp_path, small_parts, capsys):
     data, options = dataset(), {"cache_dir": tmp_path, "progress": False, "batch_size": 4}
-    with raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt):
         embed_dataset(data, CountingEncoder(fail_at_call=6), **options)
     part = sorted(tmp_path.glob("*.parts/*"))[0]
     part.write_bytes(part.read_bytes()[:-1])
@@ -205,7 +205,7 @@ def test_given_tensors_are_normalised_and_named():
     assert again.sha256 == result.sha256  # normalising twice changes nothing
 
 
-@mark.parametrize(
+@pytest.mark.parametrize(
     ("images", "message"),
     [
         (torch.rand(29, 512), r"images must be a float tensor \[30, 512\], got .* \(29, 512\)"),
@@ -217,32 +217,32 @@ def test_given_tensors_are_normalised_and_named():
     ],
 )
 def test_bad_tensors_are_refused(images, message):
-    with raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message):
         given_embeddings(dataset(), images, torch.rand(3, 512))
 
 
 def test_wrong_result_of_an_encoder_is_refused(tmp_path):
     encoder = CountingEncoder()
     encoder.matrix = encoder.matrix[:, :100]
-    with raises(ValueError, match=r"must be a float tensor \[30, 512\], got torch.float32"):
+    with pytest.raises(ValueError, match=r"must be a float tensor \[30, 512\], got torch.float32"):
         embed_dataset(dataset(), encoder, cache_dir=tmp_path, progress=False)
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def test_bad_choices_are_refused_before_any_work():
     data = dataset()
-    with raises(ValueError, match="unknown encoder 'bert'; known: builtin, clip"):
+    with pytest.raises(ValueError, match=r"unknown encoder 'bert'; known: builtin, clip"):
         embed_dataset(data, "bert")
-    with raises(ValueError, match="has no embed_images and no embed_texts"):
+    with pytest.raises(ValueError, match=r"has no embed_images and no embed_texts"):
         embed_dataset(data, type("Half", (), {"name": "half"})())
-    with raises(ValueError, match="one text for each of the 3 classes, got 1"):
+    with pytest.raises(ValueError, match=r"one text for each of the 3 classes, got 1"):
         embed_dataset(data, label_texts=["one"])
-    with raises(ValueError, match="each of the 30 training samples, got 2"):
+    with pytest.raises(ValueError, match=r"each of the 30 training samples, got 2"):
         embed_dataset(data, sample_texts=["a", "b"])
-    with raises(ValueError, match="batch_size must be at least 1"):
+    with pytest.raises(ValueError, match=r"batch_size must be at least 1"):
         embed_dataset(data, batch_size=0)
     features = torch.rand(4, 7)
     y = torch.tensor([0, 1, 2, 0])
     plain = Dataset("features", features, y, features, y, CLASSES, (), (), "test", "0" * 64)
-    with raises(ValueError, match="features has no images to embed"):
+    with pytest.raises(ValueError, match=r"features has no images to embed"):
         embed_dataset(plain)

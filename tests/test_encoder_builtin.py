@@ -3,15 +3,15 @@
 import subprocess
 import sys
 
+import pytest
 import torch
-from pytest import fixture, mark
 from torch.nn import functional as F
 
 from c2v_sim import encoder_builtin, shapes
 from c2v_sim.encoder_builtin import BuiltinEncoder
 
 
-@fixture(scope="module")
+@pytest.fixture(scope="module")
 def encoder():
     return BuiltinEncoder()
 
@@ -20,7 +20,7 @@ def rendered(n, split="test"):
     return [torch.from_numpy(a) for a in shapes.render(split, n, 3)]
 
 
-@mark.parametrize("shape", [(5, 32, 32, 3), (1, 64, 64, 3), (2, 9, 31, 3), (0, 32, 32, 3)])
+@pytest.mark.parametrize("shape", [(5, 32, 32, 3), (1, 64, 64, 3), (2, 9, 31, 3), (0, 32, 32, 3)])
 def test_unit_rows_for_images_of_any_size(encoder, shape):
     images = torch.randint(256, shape, generator=torch.Generator().manual_seed(0))
     result = encoder.embed_images(images.to(torch.uint8))
@@ -70,19 +70,42 @@ def test_another_process_computes_the_same_bits(encoder):
 
 
 def test_features_are_the_definition(encoder):
-    """Slow and literal, in float64: patches, their mean and deviation, two half-waves, quadrants."""
+    """Slow and literal, in float64: normalised patches, two half-waves, quadrants, root."""
     image = rendered(1)[0]
     x = image[0].permute(2, 0, 1).double() / 255
-    patches = F.unfold(x[None], 6, stride=2)[0].T  # [196, 108]
-    centred = patches - patches.mean(1, keepdim=True)
-    p = centred / (patches.var(1, correction=0, keepdim=True) + (10 / 255) ** 2).sqrt()
-    r = p @ encoder.filters.flatten(1).double().T
-    halves = torch.cat([F.relu(r - 0.5), F.relu(-r - 0.5)], 1).T.reshape(112, 14, 14)
-    quadrants = halves.reshape(112, 2, 7, 2, 7).mean((2, 4)).flatten()
+    expected = []
+    for pixels, filters, stride in zip(
+        (x, F.avg_pool2d(x, 2)), encoder.filters, (2, 1), strict=True
+    ):
+        patches = F.unfold(pixels[None], 6, stride=stride)[0].T  # [positions, 108]
+        centred = patches - patches.mean(1, keepdim=True)
+        p = centred / (patches.var(1, correction=0, keepdim=True) + (10 / 255) ** 2).sqrt()
+        r = p @ filters.flatten(1).double().T
+        side = round(len(r) ** 0.5)
+        halves = torch.cat([F.relu(r - 0.5), F.relu(-r - 0.5)], 1).T.reshape(-1, side, side)
+        half = -(-side // 2)  # an odd middle row belongs to both quadrants
+        ends = (slice(None, half), slice(side - half, None))
+        quadrants = torch.stack([halves[:, i, j].mean((1, 2)) for i in ends for j in ends], 1)
+        expected.append(quadrants.flatten().sqrt())
     computed = encoder_builtin.image_features(image, encoder.filters)[0].double()
-    torch.testing.assert_close(computed[:448] / 2, quadrants, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(computed[:448], torch.cat(expected), atol=1e-3, rtol=1e-4)
     cells = x.reshape(3, 4, 8, 4, 8).mean((2, 4)).flatten()
     torch.testing.assert_close(computed[448:496], cells, atol=1e-6, rtol=1e-5)
+
+
+def test_filters_are_the_same_everywhere(encoder):
+    """Rounded, so that another processor's last bits do not matter; changes need a new VERSION."""
+    rounded = [(f * 1000).round().to(torch.int16) for f in encoder.filters]
+    sums = [int(f.long().abs().sum()) for f in rounded]
+    assert encoder.identity == "builtin v1"
+    assert sums == pytest.approx([201410, 208822], abs=20)
+
+
+def test_other_arrays_are_refused(encoder):
+    with pytest.raises(
+        ValueError, match=r"builtin: images must be uint8 \[N, H, W, 3\], got .*\(2, 3, 8\)"
+    ):
+        encoder.embed_images(torch.zeros(2, 3, 8))
 
 
 def test_linear_probe_beats_raw_pixels(encoder):

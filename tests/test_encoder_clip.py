@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-from pytest import fixture, mark, raises
 from torch.nn import functional as F
 
 from c2v_sim import encoder_clip
@@ -15,11 +14,13 @@ from c2v_sim.encoder_clip import ClipEncoder
 
 def test_missing_open_clip_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)  # makes the import fail
-    with raises(RuntimeError, match=r"pip install 'c2v_sim\[clip\]'.*`builtin` needs no weights"):
+    with pytest.raises(
+        RuntimeError, match=r"pip install 'c2v_sim\[clip\]'.*`builtin` needs no weights"
+    ):
         make_encoder("clip")
 
 
-@fixture(scope="module")
+@pytest.fixture(scope="module")
 def open_clip():
     try:
         return encoder_clip._import_open_clip()
@@ -27,7 +28,7 @@ def open_clip():
         pytest.skip(str(error))
 
 
-@fixture(scope="module")
+@pytest.fixture(scope="module")
 def checkpoint(open_clip, tmp_path_factory):
     """(file, model): one layer each, 512-wide embeddings, random weights."""
     folder = tmp_path_factory.mktemp("clip")
@@ -52,7 +53,7 @@ def checkpoint(open_clip, tmp_path_factory):
     return folder / "tiny.pt", model
 
 
-@fixture(scope="module")
+@pytest.fixture(scope="module")
 def encoder(checkpoint):
     return make_encoder("clip", model="c2v-tiny", pretrained=checkpoint[0], device="cpu")
 
@@ -71,7 +72,9 @@ def pil_transform(open_clip, x):
     return torch.stack([transform(Image.fromarray(image.numpy())) for image in x])
 
 
-@mark.parametrize(("height", "width"), [(32, 32), (64, 64), (50, 37), (300, 451), (224, 224)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(32, 32), (64, 64), (50, 37), (300, 451), (224, 224)]
+)
 def test_preprocessing_is_open_clips_own(open_clip, encoder, height, width):
     x = images(2, height, width)
     ours = encoder_clip.preprocess(x, encoder.preprocessing)
@@ -113,7 +116,7 @@ def test_unreachable_weights_name_the_ways_out(open_clip, monkeypatch):
         raise RuntimeError("Failed to download weights\nLast error: no route")
 
     monkeypatch.setattr(open_clip.factory, "download_pretrained", unreachable)
-    with raises(RuntimeError, match="'openai' of ViT-B-32 could not be fetched") as error:
+    with pytest.raises(RuntimeError, match=r"'openai' of ViT-B-32 could not be fetched") as error:
         ClipEncoder("ViT-B-32", "openai")
     assert "give the file as `pretrained`" in str(error.value)
     assert "`builtin` needs no weights" in str(error.value)
@@ -129,20 +132,22 @@ def test_tag_trained_with_quick_gelu_gets_it(open_clip, monkeypatch):
 
     monkeypatch.setattr(open_clip, "create_model", create)
     for tag, quick in (("openai", True), ("laion2b_s34b_b79k", False)):
-        with raises(RuntimeError, match="enough"):
+        with pytest.raises(RuntimeError, match=r"enough"):
             ClipEncoder("ViT-B-32", tag)
         assert asked["force_quick_gelu"] is quick
 
 
 def test_wrong_choices_are_refused_before_a_download(checkpoint, tmp_path):
-    with raises(ValueError, match="ViT-L-14 has embeddings of width 768, but .* 512"):
+    with pytest.raises(ValueError, match=r"ViT-L-14 has embeddings of width 768, but .* 512"):
         ClipEncoder("ViT-L-14", "openai")
-    with raises(ValueError, match="c2v-wide has embeddings of width 640"):
+    with pytest.raises(ValueError, match=r"c2v-wide has embeddings of width 640"):
         ClipEncoder("c2v-wide", checkpoint[0])
-    with raises(ValueError, match="open_clip has no model 'ViT-X'"):
+    with pytest.raises(ValueError, match=r"open_clip has no model 'ViT-X'"):
         ClipEncoder("ViT-X")
-    with raises(ValueError, match="'missing.pt' is neither a file nor a tag of ViT-B-32; .*openai"):
+    with pytest.raises(
+        ValueError, match=r"'missing.pt' is neither a file nor a tag of ViT-B-32; .*openai"
+    ):
         ClipEncoder("ViT-B-32", "missing.pt")
     torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
-    with raises(ValueError, match="other.pt does not hold weights of c2v-tiny"):
+    with pytest.raises(ValueError, match=r"other.pt does not hold weights of c2v-tiny"):
         ClipEncoder("c2v-tiny", tmp_path / "other.pt")
