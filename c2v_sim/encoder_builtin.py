@@ -36,7 +36,7 @@ SIDE, PATCH, GRID = 32, 6, 4
 # + 4 numbers × 4² cells = 512.
 SCALES = ((2, 24), (1, 32))
 BLOCK = 64  # images at a time: the responses stay in the cache, and no memory is mapped anew
-PATCHES = 20_000
+PATCHES = 10_000
 THRESHOLD, CONTRAST_FLOOR, WHITENING = 0.5, 10 / 255, 0.1
 PROMPTS = ("A photo of an ", "A photo of a ", "The next character of ", "Character ")
 GRAMS = (2, 3, 4)
@@ -129,8 +129,9 @@ def _constants() -> tuple[list[Tensor], Tensor, Tensor]:
             _filters(pixels.numpy(), count)
             for pixels, (_, count) in zip((x, F.avg_pool2d(x, 2)), SCALES, strict=True)
         ]
-    features = image_features(images, filters).double()
-    return filters, features.mean(0).float(), features.std(0).clamp_min(1e-3).reciprocal().float()
+        features = image_features(images, filters).double()
+        mean, deviation = features.mean(0).float(), features.std(0).clamp_min(1e-3).float()
+    return filters, mean, deviation.reciprocal()
 
 
 def _filters(images: np.ndarray, count: int) -> Tensor:  # [N, 3, S, S] -> [count, 3, 6, 6]

@@ -1,5 +1,6 @@
 """The offline encoder: deterministic, independent of company and threads, and useful."""
 
+import os
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from c2v_sim import encoder_builtin, shapes
+from c2v_sim import encoder_builtin, shapes, tensor_file
 from c2v_sim.encoder_builtin import BuiltinEncoder
 
 
@@ -55,18 +56,21 @@ def test_number_of_threads_changes_no_bit(encoder, monkeypatch):
         torch.set_num_threads(before)
 
 
-def test_another_process_computes_the_same_bits(encoder):
+def test_another_process_with_one_thread_computes_the_same_bits(encoder):
+    images = "torch.arange(2 * 3072).mul(7).remainder(256).to(torch.uint8).view(2, 32, 32, 3)"
     code = (
-        "import torch; from c2v_sim.encoder_builtin import BuiltinEncoder; "
-        "from c2v_sim import tensor_file; e = BuiltinEncoder(); "
-        "x = torch.arange(2 * 3072).mul(7).remainder(256).to(torch.uint8).view(2, 32, 32, 3); "
-        "print(tensor_file.checksum({'i': e.embed_images(x), 't': e.embed_texts(['cat'])}))"
+        "import torch; from c2v_sim import tensor_file; "
+        "from c2v_sim.encoder_builtin import BuiltinEncoder; e = BuiltinEncoder(); "
+        f"print(tensor_file.checksum({{'i': e.embed_images({images}), "
+        "'t': e.embed_texts(['cat'])}))"
     )
-    runs = [
-        subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True)
-        for _ in range(2)
-    ]
-    assert runs[0].stdout == runs[1].stdout != "", runs[0].stderr
+    single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, env=os.environ | single
+    )
+    x = torch.arange(2 * 3072).mul(7).remainder(256).to(torch.uint8).view(2, 32, 32, 3)
+    here = {"i": encoder.embed_images(x), "t": encoder.embed_texts(["cat"])}
+    assert run.stdout.strip() == tensor_file.checksum(here), run.stderr
 
 
 def test_features_are_the_definition(encoder):
@@ -98,7 +102,7 @@ def test_filters_are_the_same_everywhere(encoder):
     rounded = [(f * 1000).round().to(torch.int16) for f in encoder.filters]
     sums = [int(f.long().abs().sum()) for f in rounded]
     assert encoder.identity == "builtin v1"
-    assert sums == pytest.approx([201410, 208822], abs=20)
+    assert sums == pytest.approx([183974, 219937], abs=20)
 
 
 def test_other_arrays_are_refused(encoder):
@@ -109,17 +113,17 @@ def test_other_arrays_are_refused(encoder):
 
 
 def test_linear_probe_beats_raw_pixels(encoder):
-    """Drawing style from 2,000 rendered images, against ridge regression on the pixels."""
-    images, _, domains = rendered(3000)
+    """Drawing style from 1,000 rendered images, against ridge regression on the pixels."""
+    images, _, domains = rendered(1600)
 
     def accuracy(features):
         x = F.pad(features.double(), (0, 1), value=1.0)
-        target = F.one_hot(domains[:2000]).double()
+        target = F.one_hot(domains[:1000]).double()
         best = 0.0
         for ridge in (1e-2, 1.0, 100.0):
-            gram = x[:2000].T @ x[:2000] + ridge * torch.eye(x.shape[1], dtype=torch.float64)
-            weights = torch.linalg.solve(gram, x[:2000].T @ target)
-            best = max(best, (x[2000:] @ weights).argmax(1).eq(domains[2000:]).double().mean())
+            gram = x[:1000].T @ x[:1000] + ridge * torch.eye(x.shape[1], dtype=torch.float64)
+            weights = torch.linalg.solve(gram, x[:1000].T @ target)
+            best = max(best, (x[1000:] @ weights).argmax(1).eq(domains[1000:]).double().mean())
         return float(best)
 
     small = F.avg_pool2d(images.permute(0, 3, 1, 2).float(), 2).flatten(1) / 255  # 768 numbers
