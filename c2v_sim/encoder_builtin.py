@@ -45,7 +45,7 @@ START, END = "\x02", "\x03"
 
 class BuiltinEncoder:
     name = "builtin"
-    identity = f"builtin v{VERSION}"
+    identity = f"builtin v{VERSION}, shapes v{shapes.RENDERER_VERSION}"  # filters come from these
 
     def __init__(self) -> None:
         self.filters, self.mean, self.scale = _constants()
