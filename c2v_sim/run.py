@@ -79,7 +79,10 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     label = arguments.preset or ("" if arguments.config else "quick")
     base = preset(label) if label else RunConfig()
     label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
-    return make_config(given | typed, base, flags=typed), label
+    config = make_config(given | typed, base, flags=typed)
+    untouched = make_config(given, base)
+    changed = [k for k in typed if typed[k] != getattr(untouched, k) and k not in FREE_ON_RESUME]
+    return config, label + (f", changed: {', '.join(changed)}" if changed else "")
 
 
 def resumed_settings(arguments: argparse.Namespace, typed: dict[str, Any]) -> RunConfig:
@@ -198,7 +201,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
         f"{config.rounds} rounds × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
-        f"  settings: {label}" + (", a short run, not the paper's" if label == "quick" else ""),
+        f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",
     ]
     if simulator.device.type == "cpu" and native_missing:

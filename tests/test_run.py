@@ -53,7 +53,7 @@ def test_the_run_directory_is_complete(finished):
     assert manifest["data"]["name"] == "shapes"
     assert len(manifest["data"]["sha256"]) == len(manifest["partition"]["sha256"]) == 64
     assert "dirichlet" in manifest["partition"]["convention"]
-    assert manifest["preset"] == "quick"
+    assert manifest["preset"].startswith("quick, changed: train_size, test_size, clients")
     assert {"torch", "numpy", "python", "c2v_sim"} <= manifest["versions"].keys()
     assert {"commit", "machine", "backend", "evaluation", "command"} <= manifest.keys()
     assert manifest["command"].startswith("python -m c2v_sim.run --train-size 400")
