@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from c2v_sim.ops import index_losses, reconstruction_loss
+from c2v_sim.ops import index_losses
 
 DIM = 512
 
@@ -71,17 +71,6 @@ def test_index_losses_forward(compare, rows):
         lambda: index_losses(*inputs),
         {"eager": lambda: eager(*inputs)},
         flops=2 * rows**2 * DIM * 1.5,
-    )
-
-
-@pytest.mark.parametrize("rows", [128, 4096])
-def test_reconstruction_loss(compare, rows):
-    d_hat, d, _ = problem(rows)
-    d = d.detach()
-    compare(
-        lambda: torch.autograd.grad(reconstruction_loss(d_hat, d), d_hat),
-        {"eager": lambda: torch.autograd.grad(F.mse_loss(d_hat, d), d_hat)},
-        bytes=4 * rows * DIM * 3,
     )
 
 

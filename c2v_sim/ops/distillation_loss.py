@@ -27,6 +27,8 @@ def distillation_loss(logits: Tensor, logits_p: Tensor, *, backend: str | None =
             f"distillation_loss: logits_p must have the shape of logits, {tuple(logits.shape)}, "
             f"got {tuple(logits_p.shape)}"
         )
+    if backend is None and logits.is_cuda and logits.shape[1] > 8192:
+        backend = "torch"  # the Triton kernel holds a row in registers
     with_grad = torch.is_grad_enabled() and (logits.requires_grad or logits_p.requires_grad)
     return _operator(logits, logits_p, with_grad, backend=backend)[0]
 
