@@ -1,0 +1,347 @@
+"""Stage 4, training DSA-IGN: embeddings and a partition -> a trained network and its loss curve.
+
+GLOBAL: every client uploads min(128, N_i) pairs (D, L) once; the server trains on them for E
+epochs, shuffled anew in each. FEDERATED: ceil(E / 10) rounds of FedAvg, each with a tenth of the
+clients, 10 local epochs and a fresh Adam, by the arena and cohort code of ordinary training.
+
+A point of the curve is the mean of the four losses over an epoch (GLOBAL) or a round (FEDERATED),
+in the order of dsa_ign.LOSSES. All randomness comes from (seed, epoch) or (seed, round, client),
+so a run that goes on from its checkpoint has the bits of one that was never stopped.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from c2v_sim.aggregation import data_shares, fedavg
+from c2v_sim.arena import Arena, layout_of
+from c2v_sim.checkpoint import write_atomically
+from c2v_sim.cohort import LocalTraining, TrainingError, batch_bounds, train_cohort
+from c2v_sim.config import DEVICES, ConfigError, _check_field, option
+from c2v_sim.dsa_ign import (
+    DECODERS,
+    HIDDEN,
+    LOSSES,
+    IndexNetwork,
+    build_network,
+    loss_weights,
+    losses,
+)
+from c2v_sim.lanes import Lane, Lanes, lane_count
+from c2v_sim.optimisers import Adam
+from c2v_sim.partition import Partition
+from c2v_sim.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
+
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+KINDS = ("dsa-ign", "feature-average", "class-prototypes")
+# Settings that decide where and how fast, not which bits.
+FREE_ON_RESUME = ("lanes", "device")
+
+
+@dataclass(frozen=True)
+class IndexConfig:
+    """How a client index is made; the defaults are the specification's."""
+
+    index: str = option("dsa-ign", "kind of index", KINDS)
+    encoder: str = option("builtin", "what embeds images and labels")
+    strategy: str = option("global", "who trains DSA-IGN", ("global", "federated"))
+    epochs: int = option(500, "E: epochs, or local epochs in all (federated)", least=1)
+    decoder: str = option("linear", "how DSA-IGN restores its input", DECODERS)
+    omit_loss: tuple[str, ...] = option((), "losses left out of the sum", LOSSES)
+    batch_size: int = option(128, "pairs a step", least=2)
+    index_lr: float = option(1e-3, "learning rate of Adam")
+    dropout: float = option(0.1, "dropout of the encoder layers; 0 is faster", least=0.0)
+    hidden: int = option(HIDDEN, "hidden units of the feed-forward layers", least=1)
+    upload: int = option(128, "pairs that a client uploads (global)", least=1)
+    participation: float = option(0.1, "share of the clients in a round (federated)")
+    local_epochs: int = option(10, "epochs a client trains in a round (federated)", least=1)
+    patience: int = option(0, "epochs or rounds without progress before stopping; 0: never", least=0)
+    tolerance: float = option(1e-3, "smaller gains of the total loss are no progress", least=0.0)
+    max_samples: int = option(0, "samples of a client that enter its index; 0: all", least=0)
+    threads: int = option(2, "threads of the server (global); decides the last bits", least=1)
+    seed: int = option(0, "seed of initialisation, uploads, shuffling and cohorts", least=0)
+    lanes: int = option(0, "clients trained at the same time; 0: one a core", least=0)
+    device: str = option("auto", "where to train", DEVICES)
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            _check_field(f, getattr(self, f.name))
+        if not self.index_lr > 0.0 or not math.isfinite(self.index_lr):
+            raise ConfigError(f"index_lr must be a positive number, got {self.index_lr}")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
+        if not 0.0 < self.participation <= 1.0:
+            raise ConfigError(f"participation must be in (0, 1], got {self.participation}")
+        try:
+            loss_weights(self.omit_loss)
+        except ValueError as error:
+            raise ConfigError(f"omit_loss: {error}") from error
+
+    @property
+    def points(self) -> int:
+        """Length of a complete curve: epochs, or rounds."""
+        return self.epochs if self.strategy == "global" else -(-self.epochs // self.local_epochs)
+
+
+class Pairs:
+    """(sample embedding, label embedding) by sample id, on a device: what cohort.py trains on."""
+
+    def __init__(self, images: Tensor, labels: Tensor, y: Tensor, device: torch.device) -> None:
+        """images [N, 512], labels [K, 512] by class, y [N] the class of each sample."""
+        if images.dim() != 2 or labels.dim() != 2 or images.shape[1] != labels.shape[1]:
+            raise ValueError(
+                "Pairs: images must be [N, D] and labels [K, D], "
+                f"got {tuple(images.shape)} and {tuple(labels.shape)}"
+            )
+        if y.shape != images.shape[:1] or (len(y) and int(y.max()) >= len(labels)):
+            raise ValueError(
+                f"Pairs: y must be [{len(images)}] classes below {len(labels)}, got "
+                f"{tuple(y.shape)}, largest {int(y.max()) if len(y) else 'none'}"
+            )
+        self.images, self.labels = images.float().to(device), labels.float().to(device)
+        self.y, self.device = y.to(device), device
+
+    def batch(self, ids: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        return self.images.index_select(0, ids), self.labels[self.y.index_select(0, ids)]
+
+
+@dataclass
+class Training:
+    """The state of a training: what a checkpoint holds."""
+
+    parameters: Tensor  # [1, P], an arena row
+    moments: Tensor  # [2, P], Adam's (GLOBAL; a client's Adam does not outlive its round)
+    curve: list[list[float]] = field(default_factory=list)  # a point an epoch or round
+
+    def plateaued(self, config: IndexConfig) -> bool:
+        """True if the last `patience` points brought the total no further down."""
+        if config.patience == 0 or len(self.curve) <= config.patience:
+            return False
+        weights = loss_weights(config.omit_loss)
+        totals = [sum(w * v for w, v in zip(weights, p, strict=True)) for p in self.curve]
+        recent, before = totals[-config.patience :], totals[: -config.patience]
+        return min(recent) > min(before) - config.tolerance
+
+    def finished(self, config: IndexConfig) -> bool:
+        return len(self.curve) >= config.points or self.plateaued(config)
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """`count` intra-op threads inside, the former number outside.
+
+    Sums inside torch's products depend on it, so it is a setting and not the machine's number.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+OnPoint = Callable[[Training], None]
+
+
+def train_network(
+    pairs: Pairs,
+    partition: Partition,
+    config: IndexConfig,
+    *,
+    checkpoint: Path | None = None,
+    identity: str = "",
+    on_point: OnPoint = lambda training: None,
+) -> tuple[IndexNetwork, list[list[float]]]:
+    """The trained network in eval mode, and the curve [points, 4].
+
+    `checkpoint` is read if it exists and written on the way; `identity` names data and partition,
+    so that a checkpoint of others is refused. `on_point` is called after each epoch or round.
+    """
+    network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
+    layout = layout_of(network)
+    server = Arena(layout, 1, pairs.device)
+    server.read(network, 0)
+    training = Training(server.data, torch.zeros(2, layout.trainable, device=pairs.device))
+    settings = _fingerprint(config, identity)
+    if checkpoint is not None and checkpoint.exists():
+        load_training(checkpoint, training, settings)
+    saved = time.monotonic()
+
+    def after_point() -> None:
+        nonlocal saved
+        done = training.finished(config)
+        if checkpoint and (done or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS):
+            save_training(checkpoint, training, settings)
+            saved = time.monotonic()
+        on_point(training)
+
+    if not training.finished(config):
+        train = train_global if config.strategy == "global" else train_federated
+        train(network, server, training, pairs, partition, config, after_point)
+    network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
+    network.load_state_dict(server.state_dict(0))
+    return network.to(pairs.device).eval(), training.curve
+
+
+def uploads(partition: Partition, config: IndexConfig) -> np.ndarray:
+    """Sample ids that the clients upload, client after client."""
+    return np.concatenate(
+        [
+            rng(config.seed, UPLOAD, i).choice(ids, min(config.upload, len(ids)), replace=False)
+            for i, ids in enumerate(partition.train)
+        ]
+    )
+
+
+def train_global(
+    network: IndexNetwork,
+    server: Arena,
+    training: Training,
+    pairs: Pairs,
+    partition: Partition,
+    config: IndexConfig,
+    after_point: Callable[[], None],
+) -> None:
+    """Train server row 0 on the uploaded pairs, epoch after epoch."""
+    lane = Lane(network, server.layout, pairs.device)
+    row, gradients = lane.model.bind(server, 0), lane.model.gradients.zero_()
+    pool = uploads(partition, config)
+    bounds = batch_bounds(len(pool), config.batch_size)
+    adam = resumable_adam(row, gradients, training, config, steps=len(bounds))
+    weights = torch.tensor(loss_weights(config.omit_loss), device=pairs.device)
+    with intra_op_threads(config.threads):
+        network.train()
+        while not training.finished(config):
+            epoch = len(training.curve) + 1
+            lane.seed(torch_seed(config.seed, epoch, 0), pairs.device)
+            order = rng(config.seed, INDEX_SHUFFLE, epoch).permutation(len(pool))
+            shuffled = torch.from_numpy(pool[order]).to(pairs.device)
+            total = torch.zeros(len(LOSSES), device=pairs.device)
+            for begin, end in bounds:
+                parts = losses(network, *pairs.batch(shuffled[begin:end]))
+                (parts @ weights).backward()
+                adam.step()
+                gradients.zero_()
+                total += parts.detach() * (end - begin)
+            training.curve.append(_point(total / bounds[-1][1], f"epoch {epoch}", config))
+            after_point()
+
+
+def resumable_adam(
+    row: Tensor, gradients: Tensor, training: Training, config: IndexConfig, steps: int
+) -> torch.optim.Adam:
+    """torch's fused Adam on the row, its moments those of `training`, `steps` an epoch behind it."""
+    parameter = nn.Parameter(row)  # the same memory
+    parameter.grad = gradients
+    adam = torch.optim.Adam([parameter], lr=config.index_lr, fused=True)
+    done = torch.tensor(float(len(training.curve) * steps), device=row.device)
+    first, second = training.moments
+    adam.state[parameter] = {"step": done, "exp_avg": first, "exp_avg_sq": second}
+    return adam
+
+
+def train_federated(
+    network: IndexNetwork,
+    server: Arena,
+    training: Training,
+    pairs: Pairs,
+    partition: Partition,
+    config: IndexConfig,
+    after_point: Callable[[], None],
+) -> None:
+    """FedAvg over the clients, round after round, into server row 0."""
+    size = max(1, int(config.participation * partition.clients + 1e-9))
+    cohort = Arena(server.layout, size, pairs.device)
+    lanes = Lanes(
+        network, server.layout, min(size, lane_count(config.lanes, pairs.device)), pairs.device
+    )
+    sums: dict[int, Tensor] = {}  # of the four losses, by the seed of a client's generator
+    weights = torch.tensor(loss_weights(config.omit_loss), device=pairs.device)
+
+    def loss(module: IndexNetwork, d: Tensor, l: Tensor) -> Tensor:  # noqa: E741
+        parts = losses(module, d, l)
+        # The generator was seeded for this client and round, so its seed says whose batch it is.
+        sums[module.layers[0].generator.initial_seed()] += parts.detach() * len(d)  # type: ignore
+        return parts @ weights
+
+    how = LocalTraining(
+        epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        optimiser=Adam(config.index_lr),
+        seed=config.seed,
+        loss=loss,
+        stream=INDEX_SHUFFLE,
+    )
+    try:
+        while not training.finished(config):
+            t = len(training.curve) + 1
+            clients = index_cohort(config.seed, t, partition.clients, size)
+            seeds = [torch_seed(config.seed, t, int(i)) for i in clients]
+            sums |= {seed: torch.zeros(len(LOSSES), device=pairs.device) for seed in seeds}
+            train_cohort(
+                lanes, server, cohort, pairs, partition.train, clients, how, t, "index network"
+            )
+            fedavg(server, cohort, data_shares(partition.sizes[clients]))
+            seen = sum(batch_bounds(n, config.batch_size)[-1][1] for n in partition.sizes[clients])
+            total = torch.stack([sums.pop(seed) for seed in seeds]).sum(0)
+            mean = total / (seen * config.local_epochs)
+            training.curve.append(_point(mean, f"round {t}", config))
+            after_point()
+    finally:
+        lanes.close()
+
+
+def index_cohort(seed: int, round: int, clients: int, k: int) -> np.ndarray:
+    """k of `clients` ids, uniform without replacement, ascending."""
+    return np.sort(rng(seed, INDEX_COHORT, round).choice(clients, k, replace=False))
+
+
+def _point(mean: Tensor, when: str, config: IndexConfig) -> list[float]:
+    values = mean.tolist()
+    if not all(map(math.isfinite, values)):
+        shown = ", ".join(f"{n} {v:.3g}" for n, v in zip(LOSSES, values, strict=True))
+        raise TrainingError(
+            f"index network, {when}: a loss is not finite ({shown}); "
+            f"lower index_lr (now {config.index_lr})"
+        )
+    return values
+
+
+def _fingerprint(config: IndexConfig, identity: str) -> dict[str, str]:
+    """Everything that decides the bits of a training, to recognise a foreign checkpoint."""
+    free = (*FREE_ON_RESUME, "epochs", "patience", "tolerance", "max_samples")
+    settings = {k: json.dumps(v) for k, v in asdict(config).items() if k not in free}
+    return settings | {"data": identity}
+
+
+def save_training(path: Path, training: Training, settings: dict[str, str]) -> None:
+    """Write the checkpoint: whole, or not at all."""
+    tensors = {"parameters": training.parameters.cpu(), "moments": training.moments.cpu()}
+    about = settings | {"curve": json.dumps(training.curve)}
+    write_atomically(path, lambda p: save_file(tensors, str(p), metadata=about))
+
+
+def load_training(path: Path, training: Training, settings: dict[str, str]) -> None:
+    """Put `training` back to the saved state; a checkpoint of another training is refused."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = file.metadata() or {}
+            differing = [name for name, value in settings.items() if about.get(name) != value]
+            if differing:
+                shown = "; ".join(f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing)
+                raise ConfigError(f"the checkpoint {path} is of another training ({shown})")
+            training.parameters.copy_(file.get_tensor("parameters"))
+            training.moments.copy_(file.get_tensor("moments"))
+            training.curve[:] = json.loads(about["curve"])
+    except (SafetensorError, KeyError, RuntimeError, OSError) as error:
+        raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error
