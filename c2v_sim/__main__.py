@@ -3,7 +3,11 @@
 import importlib
 import sys
 
-COMMANDS = {"run": "one federated run", "doctor": "which backends work here, and why others do not"}
+COMMANDS = {
+    "run": "one federated run",
+    "index": "a vector for every client, before training",
+    "doctor": "which backends work here, and why others do not",
+}
 
 
 def main() -> int:

@@ -26,8 +26,9 @@ from c2v_sim.checkpoint import write_atomically
 from c2v_sim.dsa_ign import LOSSES, WIDTH, IndexNetwork
 from c2v_sim.embeddings import Embeddings, embed_dataset
 from c2v_sim.federation import Federation
+from c2v_sim.index_config import IndexConfig
 from c2v_sim.index_quality import quality
-from c2v_sim.index_training import IndexConfig, Pairs, Training, intra_op_threads, train_network
+from c2v_sim.index_training import Pairs, Training, intra_op_threads, train_network
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.partition import Partition
 from c2v_sim.seeding import UPLOAD, rng
@@ -115,6 +116,24 @@ class ClientIndex:
                 "the same data and partition settings, or override with allow_other=True"
             )
 
+    def plot_similarity(self, path: Path | str) -> list[Path]:
+        """Heat maps of A and β^f over clients: <path>.png and <path>.svg."""
+        from c2v_sim import index_plots  # it imports this module
+
+        return index_plots.plot_similarity(self, Path(path))
+
+    def plot_domains(self, path: Path | str) -> list[Path]:
+        """Mean cosine of β^f between domains: <path>.png and <path>.svg."""
+        from c2v_sim import index_plots
+
+        return index_plots.plot_domains(self, Path(path))
+
+    def plot_projection(self, path: Path | str) -> list[Path]:
+        """The clients in two dimensions: <path>.png and <path>.svg."""
+        from c2v_sim import index_plots
+
+        return index_plots.plot_projection(self, Path(path))
+
     def save(self, path: Path | str) -> None:
         """One safetensors file, whole or absent."""
         about = {
@@ -184,7 +203,9 @@ def build_index(
     config = config or IndexConfig()
     dataset, partition = federation.dataset, federation.partition
     if not isinstance(embeddings, Embeddings):
-        embeddings = embed_dataset(dataset, embeddings or config.encoder, cache_dir=cache_dir)
+        embeddings = embed_dataset(
+            dataset, embeddings or config.make_encoder(), cache_dir=cache_dir
+        )
     pairs = Pairs(
         embeddings.images, embeddings.labels, dataset.y_train, choose_device(config.device)
     )
@@ -263,4 +284,7 @@ def class_prototypes(
     return torch.stack(rows).float()
 
 
-NAIVE = {"feature-average": feature_average, "class-prototypes": class_prototypes}
+NAIVE: dict[str, Callable[..., Tensor]] = {
+    "feature-average": feature_average,
+    "class-prototypes": class_prototypes,
+}

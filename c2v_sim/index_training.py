@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -27,70 +27,17 @@ from c2v_sim.aggregation import data_shares, fedavg
 from c2v_sim.arena import Arena, layout_of
 from c2v_sim.checkpoint import write_atomically
 from c2v_sim.cohort import LocalTraining, TrainingError, batch_bounds, train_cohort
-from c2v_sim.config import DEVICES, ConfigError, _check_field, option
-from c2v_sim.dsa_ign import (
-    DECODERS,
-    HIDDEN,
-    LOSSES,
-    IndexNetwork,
-    build_network,
-    loss_weights,
-    losses,
-)
+from c2v_sim.config import ConfigError
+from c2v_sim.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
+from c2v_sim.index_config import IndexConfig
 from c2v_sim.lanes import Lane, Lanes, lane_count
 from c2v_sim.optimisers import Adam
 from c2v_sim.partition import Partition
 from c2v_sim.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
-KINDS = ("dsa-ign", "feature-average", "class-prototypes")
-# Settings that decide where and how fast, not which bits.
-FREE_ON_RESUME = ("lanes", "device")
-
-
-@dataclass(frozen=True)
-class IndexConfig:
-    """How a client index is made; the defaults are the specification's."""
-
-    index: str = option("dsa-ign", "kind of index", KINDS)
-    encoder: str = option("builtin", "what embeds images and labels")
-    strategy: str = option("global", "who trains DSA-IGN", ("global", "federated"))
-    epochs: int = option(500, "E: epochs, or local epochs in all (federated)", least=1)
-    decoder: str = option("linear", "how DSA-IGN restores its input", DECODERS)
-    omit_loss: tuple[str, ...] = option((), "losses left out of the sum", LOSSES)
-    batch_size: int = option(128, "pairs a step", least=2)
-    index_lr: float = option(1e-3, "learning rate of Adam")
-    dropout: float = option(0.1, "dropout of the encoder layers; 0 is faster", least=0.0)
-    hidden: int = option(HIDDEN, "hidden units of the feed-forward layers", least=1)
-    upload: int = option(128, "pairs that a client uploads (global)", least=1)
-    participation: float = option(0.1, "share of the clients in a round (federated)")
-    local_epochs: int = option(10, "epochs a client trains in a round (federated)", least=1)
-    patience: int = option(0, "epochs or rounds without progress before stopping; 0: never", least=0)
-    tolerance: float = option(1e-3, "smaller gains of the total loss are no progress", least=0.0)
-    max_samples: int = option(0, "samples of a client that enter its index; 0: all", least=0)
-    threads: int = option(2, "threads of the server (global); decides the last bits", least=1)
-    seed: int = option(0, "seed of initialisation, uploads, shuffling and cohorts", least=0)
-    lanes: int = option(0, "clients trained at the same time; 0: one a core", least=0)
-    device: str = option("auto", "where to train", DEVICES)
-
-    def __post_init__(self) -> None:
-        for f in fields(self):
-            _check_field(f, getattr(self, f.name))
-        if not self.index_lr > 0.0 or not math.isfinite(self.index_lr):
-            raise ConfigError(f"index_lr must be a positive number, got {self.index_lr}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-        if not 0.0 < self.participation <= 1.0:
-            raise ConfigError(f"participation must be in (0, 1], got {self.participation}")
-        try:
-            loss_weights(self.omit_loss)
-        except ValueError as error:
-            raise ConfigError(f"omit_loss: {error}") from error
-
-    @property
-    def points(self) -> int:
-        """Length of a complete curve: epochs, or rounds."""
-        return self.epochs if self.strategy == "global" else -(-self.epochs // self.local_epochs)
+# Settings that may differ from the checkpoint's: they do not decide the bits on the way.
+FREE_ON_RESUME = ("lanes", "device", "epochs", "patience", "tolerance", "max_samples")
 
 
 class Pairs:
@@ -240,7 +187,7 @@ def train_global(
 def resumable_adam(
     row: Tensor, gradients: Tensor, training: Training, config: IndexConfig, steps: int
 ) -> torch.optim.Adam:
-    """torch's fused Adam on the row, its moments those of `training`, `steps` an epoch behind it."""
+    """torch's fused Adam on the row, with the moments of `training` and `steps` an epoch."""
     parameter = nn.Parameter(row)  # the same memory
     parameter.grad = gradients
     adam = torch.optim.Adam([parameter], lr=config.index_lr, fused=True)
@@ -319,8 +266,7 @@ def _point(mean: Tensor, when: str, config: IndexConfig) -> list[float]:
 
 def _fingerprint(config: IndexConfig, identity: str) -> dict[str, str]:
     """Everything that decides the bits of a training, to recognise a foreign checkpoint."""
-    free = (*FREE_ON_RESUME, "epochs", "patience", "tolerance", "max_samples")
-    settings = {k: json.dumps(v) for k, v in asdict(config).items() if k not in free}
+    settings = {k: json.dumps(v) for k, v in asdict(config).items() if k not in FREE_ON_RESUME}
     return settings | {"data": identity}
 
 
@@ -338,8 +284,12 @@ def load_training(path: Path, training: Training, settings: dict[str, str]) -> N
             about = file.metadata() or {}
             differing = [name for name, value in settings.items() if about.get(name) != value]
             if differing:
-                shown = "; ".join(f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing)
-                raise ConfigError(f"the checkpoint {path} is of another training ({shown})")
+                shown = "; ".join(
+                    f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing
+                )
+                raise ConfigError(
+                    f"the checkpoint {path} is of another training ({'; '.join(values)})"
+                )
             training.parameters.copy_(file.get_tensor("parameters"))
             training.moments.copy_(file.get_tensor("moments"))
             training.curve[:] = json.loads(about["curve"])

@@ -22,7 +22,9 @@ def planted(clients_per_domain=4, samples=80, domains=6, classes=20, seed=0):
     basis = torch.linalg.qr(torch.randn(512, 2 + domains + classes, generator=g)).Q.T
     common, text, domain_axes, class_axes = basis.split([1, 1, domains, classes])
     noise = torch.nn.functional.normalize(torch.randn(n, 512, generator=g), dim=1)
-    images = 0.51**0.5 * common + 0.3 * domain_axes[domain] + 0.3 * class_axes[y] + 0.31**0.5 * noise
+    images = (
+        0.51**0.5 * common + 0.3 * domain_axes[domain] + 0.3 * class_axes[y] + 0.31**0.5 * noise
+    )
     labels = 0.28 * common + 0.333 * class_axes + (1 - 0.28**2 - 0.333**2) ** 0.5 * text
     images, labels = (torch.nn.functional.normalize(t, dim=1) for t in (images, labels))
     dataset = Dataset(
