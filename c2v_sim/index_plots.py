@@ -44,9 +44,9 @@ def plot_similarity(index: ClientIndex, path: Path) -> list[Path]:
     """Heat maps of A and of β^f, clients ordered by domain or by dominant label."""
     group, names = groups(index)
     order = torch.argsort(group, stable=True)
-    pictures = {"β": index.similarity()}
+    pictures = {r"$\beta$": index.similarity()}
     if index.parts == ("feature", "label"):
-        pictures["β^f"] = index.similarity("feature")
+        pictures[r"$\beta^f$"] = index.similarity("feature")
     figure = _figure(5.6 * len(pictures), 5)
     axes = figure.subplots(1, len(pictures), squeeze=False)[0]
     for ax, (name, matrix) in zip(axes, pictures.items(), strict=True):
@@ -76,7 +76,7 @@ def plot_domains(index: ClientIndex, path: Path) -> list[Path]:
     ticks = range(len(present)), [names[g] for g in present]
     ax.set_xticks(*ticks, rotation=45, ha="right")
     ax.set_yticks(*ticks)
-    ax.set_title("mean cosine of β^f")
+    ax.set_title(r"mean cosine of $\beta^f$")
     figure.colorbar(image, ax=ax, shrink=0.8)
     return _write(figure, path, index)
 
@@ -91,7 +91,7 @@ def plot_projection(index: ClientIndex, path: Path) -> list[Path]:
         for g in torch.unique(group).tolist():
             ax.scatter(*points[group == g].T, s=18, label=names[g])
         ax.set(
-            title=f"β^{part[0]}, principal axes",
+            title=rf"$\beta^{part[0]}$, principal axes",
             xlabel=f"first ({shares[0]:.0%} of the variance)",
             ylabel=f"second ({shares[1]:.0%})",
         )

@@ -284,12 +284,9 @@ def load_training(path: Path, training: Training, settings: dict[str, str]) -> N
             about = file.metadata() or {}
             differing = [name for name, value in settings.items() if about.get(name) != value]
             if differing:
-                shown = "; ".join(
-                    f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing
-                )
-                raise ConfigError(
-                    f"the checkpoint {path} is of another training ({'; '.join(values)})"
-                )
+                values = [f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing]
+                shown = "; ".join(values)
+                raise ConfigError(f"the checkpoint {path} is of another training ({shown})")
             training.parameters.copy_(file.get_tensor("parameters"))
             training.moments.copy_(file.get_tensor("moments"))
             training.curve[:] = json.loads(about["curve"])
