@@ -225,7 +225,7 @@ def build_index(
         "federation": federation_facts(federation),
         "encoder": embeddings.encoder,
         "embeddings_sha256": embeddings.sha256,
-        "settings": asdict(config),
+        "settings": json.loads(json.dumps(asdict(config))),  # as a file gives it back
         "losses": list(LOSSES),
         "curve": curve,
         "class_names": list(dataset.class_names),

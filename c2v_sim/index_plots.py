@@ -50,7 +50,7 @@ def plot_similarity(index: ClientIndex, path: Path) -> list[Path]:
     figure = _figure(5.6 * len(pictures), 5)
     axes = figure.subplots(1, len(pictures), squeeze=False)[0]
     for ax, (name, matrix) in zip(axes, pictures.items(), strict=True):
-        image = ax.imshow(matrix[order][:, order].cpu(), vmin=-1, vmax=1, cmap="RdBu_r")
+        image = ax.imshow(matrix[order][:, order].numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
         ax.set_title(f"cosine of {name}")
         _mark_groups(ax, group[order], names)
         figure.colorbar(image, ax=ax, shrink=0.8)
@@ -89,7 +89,7 @@ def plot_projection(index: ClientIndex, path: Path) -> list[Path]:
     for ax, part in zip(axes, index.parts, strict=True):
         points, shares = principal_axes(getattr(index, part))
         for g in torch.unique(group).tolist():
-            ax.scatter(*points[group == g].T, s=18, label=names[g])
+            ax.scatter(*points[group == g].T.numpy(), s=18, label=names[g])
         ax.set(
             title=rf"$\beta^{part[0]}$, principal axes",
             xlabel=f"first ({shares[0]:.0%} of the variance)",

@@ -1,0 +1,117 @@
+"""`python -m c2v_sim.index`, as a user types it."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from c2v_sim import index
+from c2v_sim.client_index import ClientIndex
+
+TINY = ["--train-size", "360", "--test-size", "60", "--partition", "by-domain"]
+TINY += ["--clients-per-domain", "2", "--epochs", "2", "--hidden", "32", "--threads", "1"]
+
+
+@pytest.fixture(autouse=True)
+def data_dir(tmp_path_factory, monkeypatch):
+    """Images and embeddings are cached outside the user's folder, once for all tests here."""
+    folder = tmp_path_factory.getbasetemp() / "data"
+    monkeypatch.setenv("C2V_DATA", str(folder))
+    return folder
+
+
+def command(*arguments):
+    return [sys.executable, "-P", "-m", "c2v_sim.index", *arguments]
+
+
+def test_a_whole_index(tmp_path, capsys):
+    out = tmp_path / "first"
+    assert index.main([*TINY, "--out", str(out), "--plot"]) == 0
+    captured = capsys.readouterr()
+    assert "within" in captured.out
+    assert "builtin encoder" in captured.out
+    assert "epoch 2/2  sim" in captured.err
+    made = ClientIndex.load(out / "index.safetensors")
+    assert made.clients == 12
+    summary = json.loads((out / "index.json").read_text())
+    assert summary["quality"] == made.quality
+    assert summary["encoder"] == "builtin"
+    assert len(summary["curve"]) == 2
+    assert summary["settings"]["epochs"] == 2
+    assert {p.name for p in out.glob("*.png")} == {
+        "similarity.png",
+        "domains.png",
+        "projection.png",
+    }
+    assert not list(out.glob("*.partial"))
+
+    assert index.main([*TINY, "--out", str(out)]) == 2
+    assert "exists and is never overwritten" in capsys.readouterr().err
+    assert index.main(["--resume", str(out)]) == 2
+    assert "nothing is left to do" in capsys.readouterr().err
+    again = tmp_path / "pictures"
+    assert index.main(["--plot", str(out / "index.safetensors"), "--out", str(again)]) == 0
+    assert len(list(again.iterdir())) == 6
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--strategy", "federated", "--local-epochs", "1"],
+        ["--index", "class-prototypes"],
+        ["--decoder", "mlp", "--omit-loss", "div", "orth"],
+    ],
+)
+def test_variants(tmp_path, capsys, flags):
+    out = tmp_path / "variant"
+    assert index.main([*TINY, *flags, "--out", str(out)]) == 0
+    settings = json.loads((out / "settings.json").read_text())
+    made = ClientIndex.load(out / "index.safetensors")
+    stored = made.provenance["settings"]
+    assert stored == {name: settings[name] for name in stored}
+    if "--omit-loss" in flags:
+        assert settings["omit_loss"] == ["div", "orth"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--epochs", "0"], "epochs must be at least 1, got 0"),
+        (["--omit-loss", "sim", "orth", "recon", "div"], "all four losses are omitted"),
+        (["--alpha", "0.5"], "alpha = 0.5 has no effect with partition = by-domain"),
+        (["--resume", "nowhere"], "no settings.json can be read there"),
+        (["--plot", "nowhere.safetensors"], "cannot be read"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_is_written(
+    tmp_path, monkeypatch, capsys, flags, message
+):
+    monkeypatch.chdir(tmp_path)
+    assert index.main([*TINY, *flags]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_and_resume(tmp_path, capsys):
+    """Interrupted after its first epochs, resumed, and equal to one that was never stopped."""
+    slow = [*TINY, "--epochs", "15", "--hidden", "512"]
+    out = tmp_path / "stopped"
+    process = subprocess.Popen(command(*slow, "--out", str(out)), stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("epoch "):
+            break
+    process.send_signal(signal.SIGINT)
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 130, errors
+    assert f"python -m c2v_sim.index --resume {out}" in errors
+    assert not (out / "index.safetensors").exists()
+    assert index.main(["--resume", str(out), "--epochs", "41"]) == 2
+    assert "epochs (was 15, now 41)" in capsys.readouterr().err
+    assert index.main(["--resume", str(out)]) == 0
+    whole = tmp_path / "whole"
+    assert index.main([*slow, "--out", str(whole)]) == 0
+    a, b = (ClientIndex.load(d / "index.safetensors") for d in (out, whole))
+    assert a.provenance == b.provenance
+    assert (a.feature == b.feature).all()
