@@ -4,6 +4,9 @@ The way of the data, a file a stage:
 
   1  datasets.py     images and labels, with their source and hash
   2  partition.py    labels → sample ids of each client
+  3  embeddings.py   samples and labels → unit vectors, cached
+  4  dsa_ign.py      the network that makes indices; index_training.py trains it
+  5  client_index.py one vector a client, with its provenance and quality
   6  sampling.py     who trains this round
   7a arena.py        client models as rows of one buffer
   7b cohort.py       trains a cohort, on the lanes of lanes.py
@@ -11,25 +14,29 @@ The way of the data, a file a stage:
   9  evaluation.py   accuracy on every client
   10 report.py       the run directory
 
-simulator.py is the loop over 6 to 9; run.py the command. Stages 3 to 5 (embeddings, index
-network, client index) give every client a vector before training; they are not part of this
-version yet. ops/ holds the fused operators.
+simulator.py is the loop over 6 to 9, run.py its command; index.py is the command for stages 3 to 5,
+which give every client a vector before training. ops/ holds the fused operators.
 """
 
+from c2v_sim.client_index import ClientIndex, build_index
 from c2v_sim.config import RunConfig, preset
 from c2v_sim.datasets import Dataset, load_dataset
 from c2v_sim.federation import Federation
+from c2v_sim.index_config import IndexConfig
 from c2v_sim.partition import Partition, make_partition
 from c2v_sim.simulator import Result, RoundRecord, Simulator
 
 __all__ = [
+    "ClientIndex",
     "Dataset",
     "Federation",
+    "IndexConfig",
     "Partition",
     "Result",
     "RoundRecord",
     "RunConfig",
     "Simulator",
+    "build_index",
     "load_dataset",
     "make_partition",
     "preset",

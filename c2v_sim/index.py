@@ -126,6 +126,7 @@ class Bar:
     def __init__(self, config: IndexConfig) -> None:
         self.total, self.last, self.start = config.points, 0.0, time.monotonic()
         self.unit = "epoch" if config.strategy == "global" else "round"
+        self.first: int | None = None  # points done before this process
         self.bar: tqdm | None = None
         if sys.stderr.isatty():
             self.bar = tqdm(total=self.total, unit=self.unit, desc="DSA-IGN", dynamic_ncols=True)
@@ -138,12 +139,13 @@ class Bar:
             self.bar.set_postfix_str(shown)
             return
         now = time.monotonic()
+        if self.first is None:
+            self.first = done - 1
         if now - self.last > SECONDS_BETWEEN_LINES or done == self.total:
             self.last = now
-            passed = f"{now - self.start:.0f} s"
-            print(
-                f"{self.unit} {done}/{self.total}  {shown}  {passed}", file=sys.stderr, flush=True
-            )
+            left = (now - self.start) / (done - self.first) * (self.total - done)
+            line = f"{self.unit} {done}/{self.total}  {shown}  ETA {left:.0f} s"
+            print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

@@ -96,7 +96,7 @@ def test_bad_input_is_refused_before_anything_is_written(
 
 def test_ctrl_c_and_resume(tmp_path, capsys):
     """Interrupted after its first epochs, resumed, and equal to one that was never stopped."""
-    slow = [*TINY, "--epochs", "15", "--hidden", "512"]
+    slow = [*TINY, "--epochs", "9", "--hidden", "256"]
     out = tmp_path / "stopped"
     process = subprocess.Popen(command(*slow, "--out", str(out)), stderr=subprocess.PIPE, text=True)
     for line in process.stderr:
@@ -108,7 +108,7 @@ def test_ctrl_c_and_resume(tmp_path, capsys):
     assert f"python -m c2v_sim.index --resume {out}" in errors
     assert not (out / "index.safetensors").exists()
     assert index.main(["--resume", str(out), "--epochs", "41"]) == 2
-    assert "epochs (was 15, now 41)" in capsys.readouterr().err
+    assert "epochs (was 9, now 41)" in capsys.readouterr().err
     assert index.main(["--resume", str(out)]) == 0
     whole = tmp_path / "whole"
     assert index.main([*slow, "--out", str(whole)]) == 0
