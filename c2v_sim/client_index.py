@@ -28,11 +28,12 @@ from c2v_sim.embeddings import Embeddings, embed_dataset
 from c2v_sim.federation import Federation
 from c2v_sim.index_config import IndexConfig
 from c2v_sim.index_quality import quality
-from c2v_sim.index_training import Pairs, Training, intra_op_threads, train_network
+from c2v_sim.index_training import Pairs, Training, train_network
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.partition import Partition
 from c2v_sim.seeding import UPLOAD, rng
 from c2v_sim.simulator import choose_device
+from c2v_sim.threads import intra_op_threads
 
 FORMAT = 1
 EVAL_BATCH = 512

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from c2v_sim import shapes
-from c2v_sim.lanes import lane_count, one_thread
+from c2v_sim.threads import intra_op_threads, usable_cores
 
 WIDTH = 512
 VERSION = 1  # part of the cache key: raise it whenever any embedding changes
@@ -90,8 +90,7 @@ def image_features(images: Tensor, filters: list[Tensor]) -> Tensor:
             x = F.interpolate(x, (SIDE, SIDE), mode="bilinear", antialias=True)
         return _block_features(x, filters)
 
-    cores = lane_count(0, torch.device("cpu"))
-    with one_thread(), ThreadPoolExecutor(cores, "builtin") as threads:
+    with intra_op_threads(1), ThreadPoolExecutor(usable_cores(), "builtin") as threads:
         return torch.cat(list(threads.map(features, images.cpu().split(BLOCK))))
 
 
@@ -124,7 +123,7 @@ def _constants() -> tuple[list[Tensor], Tensor, Tensor]:
     """Filters [K, 3, 6, 6] a scale; mean and 1 / deviation [512] of the features."""
     images = torch.from_numpy(shapes.render("train", 1200, 0)[0])
     x = images.permute(0, 3, 1, 2).double() / 255
-    with one_thread():
+    with intra_op_threads(1):
         filters = [
             _filters(pixels.numpy(), count)
             for pixels, (_, count) in zip((x, F.avg_pool2d(x, 2)), SCALES, strict=True)

@@ -12,8 +12,7 @@ so a run that goes on from its checkpoint has the bits of one that was never sto
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -34,6 +33,7 @@ from c2v_sim.lanes import Lane, Lanes, lane_count
 from c2v_sim.optimisers import Adam
 from c2v_sim.partition import Partition
 from c2v_sim.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
+from c2v_sim.threads import intra_op_threads
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 # Settings that may differ from the checkpoint's: they do not decide the bits on the way.
@@ -81,20 +81,6 @@ class Training:
 
     def finished(self, config: IndexConfig) -> bool:
         return len(self.curve) >= config.points or self.plateaued(config)
-
-
-@contextmanager
-def intra_op_threads(count: int) -> Iterator[None]:
-    """`count` intra-op threads inside, the former number outside.
-
-    Sums inside torch's products depend on it, so it is a setting and not the machine's number.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 OnPoint = Callable[[Training], None]

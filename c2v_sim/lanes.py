@@ -7,12 +7,10 @@ of lanes gives the same bits.
 """
 
 import copy
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -20,6 +18,7 @@ from torch import Tensor, nn
 
 from c2v_sim.arena import BoundModule, Layout
 from c2v_sim.dropout import use_own_generators
+from c2v_sim.threads import intra_op_threads, usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -31,9 +30,7 @@ def lane_count(requested: int, device: torch.device) -> int:
         return requested
     if device.type != "cpu":
         return 1
-    if hasattr(os, "sched_getaffinity"):  # what this process may use, not what the machine has
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return usable_cores()
 
 
 class Lane:
@@ -56,21 +53,6 @@ class Lane:
         for module in self._random:
             module.generator = generator  # type: ignore[assignment]
         return generator
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One intra-op thread inside, the former number outside.
-
-    The sum inside an operator depends on how many threads share it, so everything that decides
-    a bit of the model runs with one.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Lanes:
@@ -103,7 +85,7 @@ class Lanes:
                 self._free.put(lane)
 
         self.stop.clear()
-        with one_thread():
+        with intra_op_threads(1):
             futures: dict[Future[Result], Item] = {}
             try:
                 for item in items:

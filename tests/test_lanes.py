@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from c2v_sim.arena import layout_of
-from c2v_sim.lanes import Lanes, lane_count, one_thread
+from c2v_sim.lanes import Lanes, lane_count
+from c2v_sim.threads import intra_op_threads
 
 
 @pytest.fixture
@@ -70,8 +71,8 @@ def test_lane_count():
     assert lane_count(0, torch.device("cuda")) == 1
 
 
-def test_one_thread_restores():
+def test_intra_op_threads_restores():
     before = torch.get_num_threads()
-    with one_thread():
+    with intra_op_threads(1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before

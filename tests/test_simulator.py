@@ -12,8 +12,8 @@ from torch import nn
 
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.cohort import TrainingError
-from c2v_sim.lanes import one_thread
 from c2v_sim.models import build_model
+from c2v_sim.threads import intra_op_threads
 
 SMALL = RunConfig(
     rounds=3,
@@ -59,7 +59,7 @@ def test_equals_plain_torch_after_three_rounds(model, norm, momentum):
     settings = config(model=model, norm=norm, momentum=momentum, lr=rate, weight_decay=0.1, seed=4)
     start = build_model(model, classes=4, input_shape=(16, 16, 3), norm=norm, seed=settings.seed)
     simulator, records = finished(federation, settings)
-    with one_thread():
+    with intra_op_threads(1):
         expected = slow_fedavg.run(start, federation, settings)
     got, wanted, begun = simulator.global_model(), expected.state_dict(), start.state_dict()
     assert got.keys() == wanted.keys()

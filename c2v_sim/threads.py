@@ -1,0 +1,29 @@
+"""How many threads torch uses inside an operator, and how many cores there are.
+
+The sum inside an operator depends on how many threads share it, so wherever a bit of a result is
+decided the number is fixed, not the machine's.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """`count` intra-op threads inside, the former number outside."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
