@@ -42,5 +42,6 @@ def test_client_scores(compare, clients, dtype):
         lambda: client_scores(features, labels, cohort, sizes),
         baselines,
         bytes=2 * SIZE * storage.itemsize * (clients + len(cohort)),
+        read_only=True,
         rounds=5 if clients > 100_000 else 15,
     )

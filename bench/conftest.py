@@ -25,13 +25,14 @@ def seconds(f: Callable[[], object]) -> float:
 
 @pytest.fixture(scope="session")
 def limits() -> dict[str, float]:
-    """Measured here and now: bytes/s of a STREAM-like triad, and flop/s of a large sgemm."""
+    """Measured here and now: bytes/s of a STREAM-like triad and of reading (a sum), sgemm flop/s."""
     n = 2**25  # 3 × 128 MiB, beyond any cache
     a, b, c = (torch.ones(n) for _ in range(3))
     triad = min(seconds(lambda: torch.add(b, c, alpha=2.0, out=a)) for _ in range(10))
+    read = min(seconds(a.sum) for _ in range(10))
     x, y = torch.randn(2048, 2048), torch.randn(2048, 2048)
     gemm = min(seconds(lambda: x @ y) for _ in range(10))
-    return {"bytes": 3 * 4 * n / triad, "flops": 2 * 2048**3 / gemm}
+    return {"bytes": 12 * n / triad, "read": 4 * n / read, "flops": 2 * 2048**3 / gemm}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def compare(benchmark, limits, request):
     """compare(fused, {"eager": f, …}, bytes=…, flops=…): interleaved medians, ratios, fractions.
 
     `bytes`/`flops` are what the operation must move or compute at the least; the fraction of
-    the measured limit follows. Returns the row that is printed at the end and stored in
+    the measured limit follows (for `read_only` operations that of reading). Returns the row that is printed at the end and stored in
     pytest-benchmark's extra_info (`--benchmark-json FILE`).
     """
 
@@ -49,6 +50,7 @@ def compare(benchmark, limits, request):
         *,
         bytes: float | None = None,
         flops: float | None = None,
+        read_only: bool = False,
         rounds: int = ROUNDS,
     ) -> dict:
         times: dict[str, list[float]] = {name: [] for name in baselines}
@@ -67,7 +69,8 @@ def compare(benchmark, limits, request):
             row[f"{name} ms"] = 1e3 * statistics.median(values)
             row[f"{name} ratio"] = statistics.median(values) / median
         if bytes is not None:
-            row |= {"GB/s": bytes / median / 1e9, "of bandwidth": bytes / median / limits["bytes"]}
+            limit = limits["read" if read_only else "bytes"]
+            row |= {"GB/s": bytes / median / 1e9, "of bandwidth": bytes / median / limit}
         if flops is not None:
             row |= {"GFLOP/s": flops / median / 1e9, "of sgemm": flops / median / limits["flops"]}
         benchmark.extra_info |= row | {"threads": torch.get_num_threads()}

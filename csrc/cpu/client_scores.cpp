@@ -14,6 +14,7 @@ namespace c2v {
 namespace {
 
 constexpr int64_t kCohortBlock = 32;   // cohort rows summed by one thread
+constexpr int64_t kAhead = 2048;        // bytes: a row of the paper's index
 constexpr int64_t kGrain = 32;         // rows that repay waking a thread
 
 struct Products {
@@ -54,7 +55,12 @@ template <class T>
 Products products(const T* row, const float* direction, int64_t size) {
   Sums sums;
   int64_t i = 0;
-  for (; i + 32 <= size; i += 32) sums.add(row + i, direction + i);
+  for (; i + 32 <= size; i += 32) {
+    // The next rows: the hardware's own prefetching stops at the end of a page.
+    for (int64_t line = 0; line < 32; line += 64 / sizeof(T))
+      __builtin_prefetch(row + i + kAhead / sizeof(T) + line);
+    sums.add(row + i, direction + i);
+  }
   if (i < size) {
     float x[32] = {}, d[32] = {};
     for (int64_t j = 0; i + j < size; ++j) x[j] = to_float(row[i + j]), d[j] = direction[i + j];
@@ -113,13 +119,13 @@ std::vector<float> cohort_direction(const Index<T>& index, const int64_t* cohort
       }
     }
   });
-  std::vector<float> direction(size);
-  for (int64_t i = 0; i < size; ++i) {
-    double sum = 0;
-    for (int64_t b = 0; b < blocks; ++b) sum += partial[b * size + i];
-    direction[i] = static_cast<float>(sum);
+  std::vector<double> sum(size, 0.0);
+  for (int64_t b = 0; b < blocks; ++b) {
+    const float* block = partial.data() + b * size;
+#pragma omp simd
+    for (int64_t i = 0; i < size; ++i) sum[i] += block[i];
   }
-  return direction;
+  return std::vector<float>(sum.begin(), sum.end());
 }
 
 template <class T>
