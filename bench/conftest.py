@@ -15,6 +15,14 @@ ROUNDS = 15
 _rows: list[dict] = []
 
 
+def pytest_addoption(parser) -> None:
+    parser.addoption(
+        "--compiled",
+        action="store_true",
+        help="also time torch.compile of each eager baseline (a minute a case to compile)",
+    )
+
+
 def seconds(f: Callable[[], object]) -> float:
     start = time.perf_counter()
     f()
@@ -25,7 +33,7 @@ def seconds(f: Callable[[], object]) -> float:
 
 @pytest.fixture(scope="session")
 def limits() -> dict[str, float]:
-    """Measured here and now: bytes/s of a STREAM-like triad and of reading (a sum), sgemm flop/s."""
+    """Measured here and now: bytes/s of a triad (as in STREAM) and of reading, flop/s of sgemm."""
     n = 2**25  # 3 × 128 MiB, beyond any cache
     a, b, c = (torch.ones(n) for _ in range(3))
     triad = min(seconds(lambda: torch.add(b, c, alpha=2.0, out=a)) for _ in range(10))
@@ -40,8 +48,8 @@ def compare(benchmark, limits, request):
     """compare(fused, {"eager": f, …}, bytes=…, flops=…): interleaved medians, ratios, fractions.
 
     `bytes`/`flops` are what the operation must move or compute at the least; the fraction of
-    the measured limit follows (for `read_only` operations that of reading). Returns the row that is printed at the end and stored in
-    pytest-benchmark's extra_info (`--benchmark-json FILE`).
+    the measured limit follows (for `read_only` operations that of reading). Returns the row that
+    is printed at the end and stored in pytest-benchmark's extra_info (`--benchmark-json FILE`).
     """
 
     def run(
@@ -53,6 +61,8 @@ def compare(benchmark, limits, request):
         read_only: bool = False,
         rounds: int = ROUNDS,
     ) -> dict:
+        if request.config.getoption("--compiled") and "eager" in baselines:
+            baselines = baselines | {"compiled": torch.compile(baselines["eager"])}
         times: dict[str, list[float]] = {name: [] for name in baselines}
         for f in (fused, *baselines.values()):  # warm up: caches, lazy imports, torch.compile
             f()
