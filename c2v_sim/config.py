@@ -79,7 +79,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
-            _check_field(f, getattr(self, f.name))
+            check_field(f, getattr(self, f.name))
         if not 0.0 < self.participation <= 1.0:
             raise ConfigError(f"participation must be in (0, 1], got {self.participation}")
         if not self.alpha > 0.0 or not math.isfinite(self.alpha):
@@ -104,7 +104,8 @@ _KIND_NAMES: dict[Any, str] = {
 }
 
 
-def _check_field(f: dataclasses.Field, value: Any) -> None:
+def check_field(f: dataclasses.Field, value: Any) -> None:
+    """Refuse a value of another type or outside the field's choices and minimum."""
     if not isinstance(value, _KINDS.get(f.type, tuple)) or (
         isinstance(value, bool) and f.type is not bool
     ):

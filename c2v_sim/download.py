@@ -104,7 +104,7 @@ def _transfer(url: str, part: Path, progress: bool) -> None:
                 total=expected or None,
                 unit="B",
                 unit_scale=True,
-                disable=not progress,
+                disable=None if progress else True,  # None: only in a terminal
             ) as bar,
         ):
             for chunk in response.iter_content(CHUNK_BYTES):

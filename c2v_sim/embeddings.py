@@ -250,7 +250,7 @@ class _Work:
             total=total,
             unit="sample",
             desc=f"embed ({self.encoder.name})",
-            disable=not self.progress,
+            disable=None if self.progress else True,  # None: only in a terminal
             dynamic_ncols=True,
         ) as bar:
             for start in range(0, total, PART):

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, fields
 
-from c2v_sim.config import DEVICES, ConfigError, _check_field, option
+from c2v_sim.config import DEVICES, ConfigError, check_field, option
 from c2v_sim.dsa_ign import DECODERS, HIDDEN, LOSSES, loss_weights
 from c2v_sim.embeddings import ENCODERS, Encoder, make_encoder
 
@@ -41,7 +41,7 @@ class IndexConfig:
 
     def __post_init__(self) -> None:
         for f in fields(self):
-            _check_field(f, getattr(self, f.name))
+            check_field(f, getattr(self, f.name))
         if not self.index_lr > 0.0 or not math.isfinite(self.index_lr):
             raise ConfigError(f"index_lr must be a positive number, got {self.index_lr}")
         if not 0.0 <= self.dropout < 1.0:
