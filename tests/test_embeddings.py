@@ -1,5 +1,8 @@
 """Stage 3: prompts, the cache (hit, damage, interruption), given encoders and tensors, errors."""
 
+import io
+import sys
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -172,9 +175,16 @@ def test_folder_that_cannot_be_written_is_one_warning(tmp_path, small_parts, cap
     assert capsys.readouterr().err.count("cannot cache embeddings") == 1
 
 
-def test_progress_bar_counts_samples(tmp_path, capsys):
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("stream", "shown"), [(Terminal(), True), (io.StringIO(), False)])
+def test_a_progress_bar_counts_samples_in_a_terminal_only(tmp_path, monkeypatch, stream, shown):
+    monkeypatch.setattr(sys, "stderr", stream)
     embed_dataset(dataset(), CountingEncoder(), cache_dir=tmp_path)
-    assert "embed (counting): 100%" in capsys.readouterr().err
+    assert ("embed (counting): 100%" in stream.getvalue()) == shown
 
 
 def test_next_character_data_goes_through_the_text_encoder(tmp_path):
