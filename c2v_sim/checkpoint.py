@@ -35,6 +35,7 @@ def save_checkpoint(path: Path, simulator: Simulator) -> None:
     """The state after `simulator.round` rounds."""
     tensors = {"server": simulator.server.data.cpu(), "integers": simulator.server.integers.cpu()}
     state = {"round": str(simulator.round), "layout": layout_name(simulator)}
+    state["dataset"] = simulator.federation.dataset.name
     write_atomically(path, lambda p: save_file(tensors, str(p), metadata=state))
 
 

@@ -39,7 +39,8 @@ MODEL, PICTURE = "model.safetensors", "accuracy.png"
 def create_run_directory(path: Path, simulator: Simulator, label: str, command: str) -> None:
     """Make `path`, which must not exist, and write what is known before training."""
     path.mkdir(parents=True, exist_ok=False)
-    write_text(path / CONFIG, to_toml(simulator.config))
+    name = simulator.federation.dataset.name
+    write_text(path / CONFIG, f"# trained on {name}\n" + to_toml(simulator.config))
     write_text(path / MANIFEST, to_json(manifest(simulator, label, command)))
     simulator.federation.partition.save(path / PARTITION)
 

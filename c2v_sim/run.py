@@ -199,7 +199,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"c2v_sim: {federation.dataset.name}, {federation.partition.convention}, "
         f"{federation.partition.clients} clients, cohort {simulator.cohort_size}",
         f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
-        f"{config.rounds} rounds × {config.local_epochs} local epochs, seed {config.seed}, "
+        f"rounds: {config.rounds} × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
         f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",

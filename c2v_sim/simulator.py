@@ -32,6 +32,7 @@ from c2v_sim.sampling import uniform
 class RoundRecord:
     """What happened in one round; accuracies are None in a round without evaluation."""
 
+    dataset: str  # as it must be named, stand-ins included
     round: int
     cohort: list[int]
     weights: list[float]
@@ -158,7 +159,8 @@ class Simulator:
         # 4 evaluation
         result = self.evaluate() if t % config.eval_every == 0 or t == config.rounds else None
         clock.append(time.perf_counter())
-        return _record(t, clients, weights, losses, result, np.diff(clock))
+        name = self.federation.dataset.name
+        return _record(name, t, clients, weights, losses, result, np.diff(clock))
 
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model."""
@@ -177,6 +179,7 @@ class Simulator:
 
 
 def _record(
+    dataset: str,
     t: int,
     clients: np.ndarray,
     weights: Tensor,
@@ -186,6 +189,7 @@ def _record(
 ) -> RoundRecord:
     stages = ("train", "aggregate", "evaluate")
     return RoundRecord(
+        dataset=dataset,
         round=t,
         cohort=clients.tolist(),
         weights=[round(w, 9) for w in weights.tolist()],
