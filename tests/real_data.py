@@ -1,4 +1,4 @@
-"""Finds optional real data for tests: $C2V_DATA, then what ../shared/data/unpack writes; or skips."""
+"""Finds optional real data for tests: $C2V_DATA, then what shared/data/unpack writes; or skips."""
 
 import os
 import subprocess
