@@ -1,34 +1,18 @@
-"""Files that are either whole or absent, and the checkpoint from which a run goes on bit-exactly.
+"""The checkpoint from which a run goes on bit-exactly.
 
 All randomness of a round is drawn from (seed, round, client), so the global model and the number
 of finished rounds are the whole state of a FedAvg run.
 """
 
 import json
-import os
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from c2v_sim.atomic import write_atomically
 from c2v_sim.simulator import Simulator
-
-
-def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, flush it to disk, and rename it there."""
-    temporary = path.with_name(path.name + ".partial")
-    try:
-        temporary.touch()  # some writers create files that only the owner may read
-        mode = temporary.stat().st_mode
-        write(temporary)
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(mode)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def save_checkpoint(path: Path, simulator: Simulator) -> None:

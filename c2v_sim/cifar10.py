@@ -28,7 +28,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from .download import DataError, Unreachable, fetch, replacing
+from .atomic import replacing
+from .download import DataError, Unreachable, fetch
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
@@ -210,7 +211,8 @@ def download(data_dir: Path, progress: bool = True) -> tuple[Arrays, str]:
             arrays, source = route(data_dir, progress)
             if wrong := wrong_batches(arrays):
                 raise DataError(f"cifar10: {source} does not hold the published images: {wrong}")
-            with replacing(data_dir / "cifar10.npz") as path, path.open("wb") as file:
+            target = data_dir / "cifar10.npz"
+            with replacing(target, shared=True) as path, path.open("wb") as file:
                 np.savez(file, class_names=np.array(CLASS_NAMES), **arrays._asdict())
             return arrays, source
         except Unreachable as error:

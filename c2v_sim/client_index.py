@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from c2v_sim import tensor_file
-from c2v_sim.checkpoint import write_atomically
+from c2v_sim.atomic import write_atomically
 from c2v_sim.dsa_ign import LOSSES, WIDTH, IndexNetwork
 from c2v_sim.embeddings import Embeddings, embed_dataset
 from c2v_sim.federation import Federation

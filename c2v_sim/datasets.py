@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from . import cifar10, shapes
-from .download import DataError, Unreachable, replacing
+from .atomic import replacing
+from .download import DataError, Unreachable
 
 __all__ = ["DATASETS", "DataError", "Dataset", "content_hash", "default_data_dir", "load_dataset"]
 
@@ -195,9 +196,8 @@ def _write_cache(path: Path, tensors: dict[str, Tensor], sha256: str) -> None:
     """Atomic; data that cannot be cached is still good data, so failure is only a warning."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
+        with replacing(path, shared=True) as temporary:
             save_file(tensors, temporary, metadata={"sha256": sha256})
-            temporary.chmod(0o644)  # safetensors writes 0600, but a data folder may be shared
     except (OSError, safetensors.SafetensorError) as error:
         print(
             f"warning: cannot cache the data in {path.parent} ({error}); "

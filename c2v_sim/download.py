@@ -5,9 +5,6 @@ An interrupted transfer stays as `<target>.part` and is continued by the next ca
 itself appears only after its checksum was right, so a file that exists is a whole file.
 """
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pooch
@@ -26,17 +23,6 @@ class DataError(ValueError):
 
 class Unreachable(Exception):
     """A download could not be had for reasons of the network; the message is the reason."""
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path beside `path` that takes its name if the block succeeds, else vanishes."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        yield temporary
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def fetch(url: str, path: Path, md5: str, *, progress: bool = True) -> Path:

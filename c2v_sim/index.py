@@ -17,7 +17,7 @@ from typing import Any
 from tqdm import tqdm
 
 from c2v_sim import index_plots, report
-from c2v_sim.checkpoint import write_atomically
+from c2v_sim.atomic import write_atomically
 from c2v_sim.client_index import ClientIndex, build_index
 from c2v_sim.cohort import TrainingError
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2v_sim.checkpoint import write_atomically
+from c2v_sim.atomic import write_atomically
 from c2v_sim.client_index import ClientIndex
 
 if TYPE_CHECKING:

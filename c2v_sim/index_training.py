@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from c2v_sim.aggregation import data_shares, fedavg
 from c2v_sim.arena import Arena, layout_of
-from c2v_sim.checkpoint import write_atomically
+from c2v_sim.atomic import write_atomically
 from c2v_sim.cohort import LocalTraining, TrainingError, batch_bounds, train_cohort
 from c2v_sim.config import ConfigError
 from c2v_sim.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
@@ -32,6 +32,7 @@ from c2v_sim.index_config import IndexConfig
 from c2v_sim.lanes import Lane, Lanes, lane_count
 from c2v_sim.optimisers import Adam
 from c2v_sim.partition import Partition
+from c2v_sim.sampling import cohort_size
 from c2v_sim.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
 from c2v_sim.threads import intra_op_threads
 
@@ -193,7 +194,7 @@ def train_federated(
     after_point: Callable[[], None],
 ) -> None:
     """FedAvg over the clients, round after round, into server row 0."""
-    size = max(1, int(config.participation * partition.clients + 1e-9))
+    size = cohort_size(config.participation, partition.clients)
     cohort = Arena(server.layout, size, pairs.device)
     lanes = Lanes(
         network, server.layout, min(size, lane_count(config.lanes, pairs.device)), pairs.device

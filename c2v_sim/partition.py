@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from c2v_sim.atomic import replacing
 from c2v_sim.dirichlet import LDA, MIN_SIZE
 from c2v_sim.seeding import PARTITION, rng
 
@@ -95,13 +96,8 @@ class Partition:
         for name, lists in (("train", self.train), ("test", self.test)):
             arrays[f"{name}_ids"] = np.concatenate(lists)
             arrays[f"{name}_sizes"] = np.array([len(ids) for ids in lists], dtype=np.int64)
-        temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with temporary.open("wb") as file:
-                np.savez_compressed(file, **arrays)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Partition:

@@ -23,7 +23,7 @@ import psutil
 import torch
 from safetensors.torch import save_file
 
-from c2v_sim.checkpoint import write_atomically
+from c2v_sim.atomic import write_atomically
 from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.evaluation import PROTOCOL
 from c2v_sim.federation import Federation

@@ -25,7 +25,7 @@ from c2v_sim.lanes import Lanes, lane_count
 from c2v_sim.models import build_model, check_model
 from c2v_sim.optimisers import Sgd
 from c2v_sim.resident import ResidentData
-from c2v_sim.sampling import uniform
+from c2v_sim.sampling import cohort_size, uniform
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Simulator:
             )
         check_model(model)
         self.layout = layout_of(model)
-        self.cohort_size = max(1, int(config.participation * partition.clients + 1e-9))
+        self.cohort_size = cohort_size(config.participation, partition.clients)
         self.server = Arena(self.layout, 1, self.device)  # row 0: the global model
         self.server.read(model, 0)
         self.cohort = Arena(self.layout, self.cohort_size, self.device)

@@ -4,15 +4,15 @@ The checksum (SHA-256 over name, dtype, shape and bytes of every tensor) is stor
 """
 
 import hashlib
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+
+from c2v_sim.atomic import replacing
 
 
 def checksum(tensors: dict[str, Tensor]) -> str:
@@ -43,13 +43,8 @@ def read(path: Path) -> dict[str, Tensor] | None:
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:
     """Atomically; raises OSError where the folder cannot be written."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-    os.close(handle)
-    try:
+    with replacing(path, shared=True) as temporary:
         try:
             save_file(tensors, temporary, metadata={"sha256": checksum(tensors)})
         except SafetensorError as error:  # a full disk, for example
             raise OSError(str(error)) from error
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
