@@ -111,21 +111,27 @@ class BoundModule:
     Binding again to another row costs microseconds, so a lane keeps one module for its life.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, device: torch.device | str) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        layout: Layout,
+        device: torch.device | str,
+        *,
+        trains: bool = True,
+    ) -> None:
         self.module = module.to(device)
         self.layout = layout
-        self.gradients = torch.zeros(layout.trainable, device=device)  # [trainable]
+        self.gradients = torch.zeros(layout.trainable if trains else 0, device=device)
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         self._floats = [(tensors[s.name], s) for s in layout.parameters + layout.buffers]
         self._integers = [tensors[name] for name in layout.integers]
         for slot in layout.parameters:
-            tensors[slot.name].grad = slot.view(self.gradients)
+            tensors[slot.name].grad = slot.view(self.gradients) if trains else None
 
-    def bind(self, arena: Arena, row: int) -> Tensor:
-        """Point every tensor at `row`; returns the row's trainable part, [trainable]."""
-        data = arena.data[row]
+    def bind(self, data: Tensor, integers: Tensor) -> Tensor:  # [size], [n] -> [trainable]
+        """Point every tensor at a row of an arena; returns the row's trainable part."""
         for tensor, slot in self._floats:
             tensor.data = slot.view(data)
         for column, tensor in enumerate(self._integers):
-            tensor.data = arena.integers[row, column]
+            tensor.data = integers[column]
         return data[: self.layout.trainable]

@@ -32,8 +32,7 @@ from c2v_sim.index_training import Pairs, Training, train_network
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.partition import Partition
 from c2v_sim.seeding import UPLOAD, rng
-from c2v_sim.simulator import choose_device
-from c2v_sim.threads import intra_op_threads
+from c2v_sim.threads import choose_device, intra_op_threads
 
 FORMAT = 1
 EVAL_BATCH = 512
@@ -210,7 +209,7 @@ def build_index(
     pairs = Pairs(
         embeddings.images, embeddings.labels, dataset.y_train, choose_device(config.device)
     )
-    counts = label_counts(partition, dataset.y_train, dataset.classes)
+    counts = federation.label_counts
     curve: list[list[float]] = []
     if config.index == "dsa-ign":
         identity = f"{dataset.sha256} {partition.sha256} {embeddings.sha256}"
@@ -238,12 +237,6 @@ def build_index(
     control = feature_average(embeddings.images, partition)
     provenance["quality"] = quality(index.feature, index.label, counts, domains, control)
     return index
-
-
-def label_counts(partition: Partition, y: Tensor, classes: int) -> Tensor:  # [M, K] int64
-    """Training samples of each class that each client holds."""
-    rows = [torch.bincount(y[torch.from_numpy(ids)], minlength=classes) for ids in partition.train]
-    return torch.stack(rows)
 
 
 def feature_index(

@@ -1,8 +1,9 @@
-"""Stage 7b: trains a cohort. Each client starts from the global row and leaves its own row.
+"""Stage 7c: trains a cohort. Each client starts from the global row and leaves its own row.
 
 Local training is the specification's: `epochs` passes over the client's samples, each in a freshly
-drawn order, the last partial batch kept unless it is a single sample. Loss and optimiser are given
-in LocalTraining, so that every kind of model is trained by this one loop.
+drawn order, the last partial batch kept unless it is a single sample. The algorithm gives the
+loss and the terms of the optimiser's step, so that every kind of model is trained by this one
+loop.
 """
 
 from collections.abc import Callable
@@ -11,12 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.arena import Arena
 from c2v_sim.lanes import Lane, Lanes
-from c2v_sim.models import logits
 from c2v_sim.optimisers import Optimiser
 from c2v_sim.seeding import SHUFFLE, rng, torch_seed
 
@@ -37,11 +37,6 @@ class Data(Protocol):
     def batch(self, ids: Tensor, generator: torch.Generator | None = None) -> tuple[Any, ...]: ...
 
 
-def cross_entropy(module: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The loss of ordinary training."""
-    return F.cross_entropy(logits(module, x), y)
-
-
 @dataclass(frozen=True)
 class LocalTraining:
     """How a client trains."""
@@ -50,7 +45,6 @@ class LocalTraining:
     batch_size: int
     optimiser: Optimiser
     seed: int
-    loss: Callable[..., Tensor] = cross_entropy  # (module, *batch) -> mean over the batch
     augment: bool = False
     stream: int = SHUFFLE  # of the random order
 
@@ -64,34 +58,37 @@ def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:
 
 def train_client(
     lane: Lane,
-    cohort: Arena,
-    row: int,
     data: Data,
     ids: np.ndarray,
     how: LocalTraining,
-    round: int,
-    client: int,
+    algorithm: Algorithm,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Tensor:
-    """Train `row` on samples `ids`; the mean training loss as a 0-d tensor on the device."""
-    parameters, gradients = lane.model.bind(cohort, row), lane.model.gradients.zero_()
-    module = lane.model.module.train()
-    step = how.optimiser.start(parameters, gradients, lane.buffer)
-    order = rng(how.seed, how.stream, round, client)
-    generator = lane.seed(torch_seed(how.seed, round, client), data.device)
-    total, seen = torch.zeros((), device=data.device), 0
+    """Train the lane's client, who has taken the seat, on samples `ids`.
+
+    The mean training loss, a 0-d tensor on the device.
+    """
+    client = lane.client
+    algorithm.begin(client)
+    update = how.optimiser.start(client, **algorithm.step_terms(client))
+    total = client.memory("loss").zero_()
+
+    def step(ids: Tensor) -> None:
+        batch = data.batch(ids, client.generator if how.augment else None)
+        loss = algorithm.local_loss(client, *batch)
+        loss.backward()
+        update()
+        total.add_(loss.detach() * len(ids))
+
+    order = rng(how.seed, how.stream, client.round, client.id)
+    bounds = batch_bounds(len(ids), how.batch_size)
     for _ in range(how.epochs):
         shuffled = torch.from_numpy(ids[order.permutation(len(ids))]).to(data.device)
-        for begin, end in batch_bounds(len(ids), how.batch_size):
+        for begin, end in bounds:
             if stopped():
                 raise Interrupted
-            batch = data.batch(shuffled[begin:end], generator if how.augment else None)
-            loss = how.loss(module, *batch)
-            loss.backward()
-            step()
-            total += loss.detach() * (end - begin)
-            seen += end - begin
-    return total / seen
+            lane.step(step, shuffled[begin:end])
+    return total / (how.epochs * bounds[-1][1])
 
 
 def train_cohort(
@@ -102,8 +99,8 @@ def train_cohort(
     samples: tuple[np.ndarray, ...],
     clients: np.ndarray,
     how: LocalTraining,
+    algorithm: Algorithm,
     round: int,
-    algorithm: str,
     on_client: Callable[[int], None] = lambda client: None,
 ) -> Tensor:  # [K]
     """Train `clients` (ascending ids) into cohort rows 0..K-1; their mean losses.
@@ -112,15 +109,23 @@ def train_cohort(
     position in the cohort, so neither the schedule nor the number of lanes shows in the result.
     """
     k = len(clients)
-    cohort.data[:k].copy_(server.data[0].expand(k, -1))
-    cohort.integers[:k].copy_(server.integers[0].expand(k, -1))
     losses = torch.zeros(k, device=data.device)
 
     def work(lane: Lane, row: int) -> None:
-        client = int(clients[row])
-        losses[row] = train_client(
-            lane, cohort, row, data, samples[client], how, round, client, lanes.stop.is_set
-        )
+        id, client = int(clients[row]), lane.client
+        ids = samples[id]
+        client.sit(id, round, len(ids), server, torch_seed(how.seed, round, id))
+        try:
+            losses[row] = train_client(lane, data, ids, how, algorithm, lanes.stopped)
+        except Interrupted:
+            raise
+        except Exception as error:
+            raise TrainingError(
+                f"round {round}, client {id}, algorithm {algorithm.name}: local training failed, "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        cohort.data[row].copy_(client.row.data[0])
+        cohort.integers[row].copy_(client.row.integers[0])
 
     by_size = sorted(range(k), key=lambda row: -len(samples[clients[row]]))
     for row, _ in lanes.run(work, by_size):
@@ -129,7 +134,7 @@ def train_cohort(
     if not all(finite):
         bad = ", ".join(str(clients[row]) for row in range(k) if not finite[row])
         raise TrainingError(
-            f"round {round}, client {bad}, algorithm {algorithm}: the loss or the local model is "
-            f"not finite; lower the learning rate ({how.optimiser})"
+            f"round {round}, client {bad}, algorithm {algorithm.name}: the loss or the local "
+            f"model is not finite; lower the learning rate ({how.optimiser})"
         )
     return losses

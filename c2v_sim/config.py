@@ -17,16 +17,23 @@ from typing import Any
 
 import tomli_w
 
-from c2v_sim.aggregation import ALGORITHMS
+from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.datasets import DATASETS
 from c2v_sim.dirichlet import LDA
+from c2v_sim.embeddings import ENCODERS
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.partition import PARTITIONERS
+from c2v_sim.sampling import SAMPLERS
 
 PRESETS = ("quick", "paper")
 AUGMENTATIONS = ("none", "crop-flip")
 DEVICES = ("auto", "cpu", "cuda")
-INDICES = ("none",)
+# local-model-weights changes while the run trains and serves `improve = local` alone.
+INDICES = ("dsa-ign", "feature-average", "class-prototypes", "local-model-weights")
+STRATEGIES = ("global", "federated")
+INDEX_PARTS = ("both", "feature", "label")
+STATE_DTYPES = ("float32", "bfloat16")
+WEIGHT_RULES = ("caption", "appendix")
 IMPROVEMENTS = ("sampling", "aggregation", "local")
 
 
@@ -68,8 +75,34 @@ class RunConfig:
     weight_decay: float = option(5e-5, "weight decay of local SGD", least=0.0)
     augment: str = option("none", "training-image augmentation, on the device", AUGMENTATIONS)
 
-    index: str = option("none", "client index that steers the run", INDICES)
-    improve: tuple[str, ...] = option((), "what the index improves", IMPROVEMENTS)
+    server_momentum: float = option(0.1, "b of fedavgm", least=0.0)
+    fedprox_mu: float = option(0.01, "mu of fedprox", least=0.0)
+    feddyn_alpha: float = option(0.1, "a of feddyn", least=0.0)
+    max_grad_norm: float = option(10.0, "clipping of the gradient's norm (feddyn)", least=0.0)
+    moon_mu: float = option(0.1, "mu of moon", least=0.0)
+    moon_temperature: float = option(0.5, "temperature of moon's contrast")
+    fedlc_tau: float = option(1.0, "tau of fedlc", least=0.0)
+    fediir_penalty: float = option(1e-3, "weight of fediir's penalty", least=0.0)
+    fediir_ema: float = option(0.95, "share of the old mean gradient that fediir keeps", least=0.0)
+
+    sampling: str = option("uniform", "who takes part, where no index decides", tuple(SAMPLERS))
+    improve: tuple[str, ...] = option((), "what the client index improves", IMPROVEMENTS)
+    index: str = option("dsa-ign", "client index that the improvements use", INDICES)
+    index_file: str = option("", "a saved index, instead of building one")
+    index_strategy: str = option("global", "who trains DSA-IGN", STRATEGIES)
+    index_encoder: str = option("builtin", "what embeds images and labels", tuple(ENCODERS))
+    index_epochs: int = option(500, "E: epochs of DSA-IGN", least=1)
+    index_part: str = option("both", "part of the index that is used", INDEX_PARTS)
+    tau: float = option(0.0, "temperature of sampling; 0: 1 (global) or 0.1 (federated)", least=0.0)
+    gamma: float = option(0.5, "discount of past similarity (aggregation)", least=0.0)
+    lambda1: float = option(1.0, "pull of the aggregation weights to the sizes; inf: the sizes")
+    local_weight: float = option(0.0, "w_r of the local loss; 0: by local_weight_rule", least=0.0)
+    local_weight_rule: str = option("caption", "5 (global) or 1; or the appendix's", WEIGHT_RULES)
+    omit_local_orth: bool = option(False, "leave L_orth out of the local loss")
+    dist_detach: bool = option(False, "no gradient from L_dist into the model's own logits")
+
+    state_dtype: str = option("float32", "how clients' state is stored", STATE_DTYPES)
+    state_memory: float = option(0.0, "GB for clients' state; 0: half of what is free", least=0.0)
 
     seed: int = option(0, "seed of partition, sampling, initialisation and shuffling", least=0)
     lanes: int = option(0, "clients trained at the same time; 0 or auto: one a core", least=0)
@@ -86,13 +119,57 @@ class RunConfig:
             raise ConfigError(f"alpha must be a positive number, got {self.alpha}")
         if not self.lr > 0.0 or not math.isfinite(self.lr):
             raise ConfigError(f"lr must be a positive number, got {self.lr}")
-        if self.improve and self.index == "none":
-            raise ConfigError(
-                f"improve = {', '.join(self.improve)} needs a client index, and index is none; "
-                f"known indices of this version: {', '.join(INDICES)}"
-            )
+        if not self.lambda1 > 0.0:
+            raise ConfigError(f"lambda1 must be positive, got {self.lambda1}")
+        if not self.moon_temperature > 0.0:
+            raise ConfigError(f"moon_temperature must be positive, got {self.moon_temperature}")
+        for name in ("gamma", "fediir_ema"):
+            if not getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        self._check_index()
         if (self.train_size or self.test_size) and self.dataset != "shapes":
             raise ConfigError(f"train_size and test_size are for shapes, not {self.dataset}")
+
+    def _check_index(self) -> None:
+        """Refuse an index that cannot serve what it is to improve."""
+        steered = [name for name in self.improve if name != "local"]
+        if self.index == "local-model-weights":
+            if steered:
+                raise ConfigError(
+                    f"improve = {', '.join(steered)} needs an index from before training; "
+                    "local-model-weights serves improve = local alone"
+                )
+            if self.index_file:
+                raise ConfigError("index = local-model-weights takes no index_file")
+        if self.index_part == "label" and ("local" in self.improve or self.index != "dsa-ign"):
+            raise ConfigError(
+                "index_part = label goes with index = dsa-ign and without improve = local, which "
+                "needs the feature part"
+            )
+
+    @property
+    def needs_client_index(self) -> bool:
+        """Whether an index must be there before the first round."""
+        return bool(self.improve) and self.index != "local-model-weights"
+
+    @property
+    def temperature(self) -> float:
+        """tau of similarity-steered sampling."""
+        return self.tau or (0.1 if self.index_strategy == "federated" else 1.0)
+
+    @property
+    def regulariser_weight(self) -> float:
+        """w_r of the local loss."""
+        if self.local_weight:
+            return self.local_weight
+        if self.local_weight_rule == "appendix":
+            own = {
+                "moon": self.moon_mu,
+                "feddyn": self.feddyn_alpha,
+                "fediir": self.fediir_penalty,
+            }
+            return own.get(self.algorithm, 1.0)
+        return 1.0 if self.index_strategy == "federated" else 5.0
 
 
 _KINDS: dict[Any, Any] = {int: int, float: (int, float), bool: bool, str: str}
@@ -131,6 +208,28 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "shards_per_client": ("partition", ("shards",)),
     "clients_per_domain": ("partition", ("by-domain",)),
     "norm": ("model", tuple(NORMED_MODELS)),
+    "server_momentum": ("algorithm", ("fedavgm",)),
+    "fedprox_mu": ("algorithm", ("fedprox",)),
+    "feddyn_alpha": ("algorithm", ("feddyn",)),
+    "max_grad_norm": ("algorithm", ("feddyn",)),
+    "moon_mu": ("algorithm", ("moon",)),
+    "moon_temperature": ("algorithm", ("moon",)),
+    "fedlc_tau": ("algorithm", ("fedlc",)),
+    "fediir_penalty": ("algorithm", ("fediir",)),
+    "fediir_ema": ("algorithm", ("fediir",)),
+    "index": ("improve", IMPROVEMENTS),
+    "index_file": ("improve", IMPROVEMENTS),
+    "index_strategy": ("improve", IMPROVEMENTS),
+    "index_encoder": ("improve", IMPROVEMENTS),
+    "index_epochs": ("improve", IMPROVEMENTS),
+    "index_part": ("improve", IMPROVEMENTS),
+    "tau": ("improve", ("sampling",)),
+    "gamma": ("improve", ("aggregation",)),
+    "lambda1": ("improve", ("aggregation",)),
+    "local_weight": ("improve", ("local",)),
+    "local_weight_rule": ("improve", ("local",)),
+    "omit_local_orth": ("improve", ("local",)),
+    "dist_detach": ("improve", ("local",)),
 }
 
 
@@ -151,9 +250,12 @@ def make_config(
     config = dataclasses.replace(base or RunConfig(), **values)
     for key, (other, allowed) in _NEEDS.items():
         typed = key in flags or (key in given and given[key] != FIELDS[key].default)
-        if typed and getattr(config, other) not in allowed:
+        set_to = getattr(config, other)
+        values_set = set_to if isinstance(set_to, tuple) else (set_to,)
+        if typed and not set(values_set) & set(allowed):
+            shown = ", ".join(values_set) or "nothing"
             raise ConfigError(
-                f"{key} = {given[key]} has no effect with {other} = {getattr(config, other)}; "
+                f"{key} = {given[key]} has no effect with {other} = {shown}; "
                 f"it goes with {other} = {' or '.join(allowed)}"
             )
     return config

@@ -43,8 +43,8 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
 
     def work(lane: Lane, begin: int) -> None:
         ids = torch.arange(begin, min(begin + BATCH, len(data)), device=data.device)
-        lane.model.bind(server, 0)
-        module = lane.model.module.eval()
+        lane.client.model.bind(server.data[0], server.integers[0])
+        module = lane.client.module.eval()
         with torch.no_grad():
             x, y = data.batch(ids)
             marks[ids] = logits(module, x).argmax(dim=1) == y

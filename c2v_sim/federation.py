@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,13 @@ class Federation:
                     f"Federation: the partition names {part} sample {largest}, but "
                     f"{self.dataset.name} has {samples}; it was made for other data"
                 )
+
+    @cached_property
+    def label_counts(self) -> torch.Tensor:  # int64 [M, K]
+        """Training samples of each class that each client holds."""
+        y, classes = self.dataset.y_train, self.dataset.classes
+        own = (y[torch.from_numpy(ids)] for ids in self.partition.train)
+        return torch.stack([torch.bincount(labels, minlength=classes) for labels in own])
 
     @classmethod
     def from_arrays(

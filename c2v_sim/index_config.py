@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass, fields
 
-from c2v_sim.config import DEVICES, ConfigError, check_field, option
+from c2v_sim.config import DEVICES, INDICES, STRATEGIES, ConfigError, RunConfig, check_field, option
 from c2v_sim.dsa_ign import DECODERS, HIDDEN, LOSSES, loss_weights
 from c2v_sim.embeddings import ENCODERS, Encoder, make_encoder
 
-KINDS = ("dsa-ign", "feature-average", "class-prototypes")
+KINDS = INDICES[:3]  # those that exist before training
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class IndexConfig:
     encoder: str = option("builtin", "what embeds images and labels", tuple(ENCODERS))
     clip_model: str = option("", "open_clip's model (encoder clip); empty: ViT-B-32")
     clip_weights: str = option("", "its pretrained tag or a checkpoint file; empty: the default")
-    strategy: str = option("global", "who trains DSA-IGN", ("global", "federated"))
+    strategy: str = option("global", "who trains DSA-IGN", STRATEGIES)
     epochs: int = option(500, "E: epochs, or local epochs in all (federated)", least=1)
     decoder: str = option("linear", "how DSA-IGN restores its input", DECODERS)
     omit_loss: tuple[str, ...] = option((), "losses left out of the sum", LOSSES)
@@ -66,3 +66,16 @@ class IndexConfig:
         """What embeds; the error says how to get weights that are not there."""
         given = {"model": self.clip_model, "pretrained": self.clip_weights}
         return make_encoder(self.encoder, **{k: v for k, v in given.items() if v})
+
+
+def index_settings(config: RunConfig) -> IndexConfig:
+    """The index that a run needs; everything that RunConfig does not name is the default."""
+    return IndexConfig(
+        index=config.index,
+        encoder=config.index_encoder,
+        strategy=config.index_strategy,
+        epochs=config.index_epochs,
+        seed=config.seed,
+        lanes=config.lanes,
+        device=config.device,
+    )

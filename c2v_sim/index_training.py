@@ -22,14 +22,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from c2v_sim.aggregation import data_shares, fedavg
+from c2v_sim.aggregation import average, shares
+from c2v_sim.algorithms import Algorithm
 from c2v_sim.arena import Arena, layout_of
 from c2v_sim.atomic import write_atomically
 from c2v_sim.cohort import LocalTraining, TrainingError, batch_bounds, train_cohort
 from c2v_sim.config import ConfigError
 from c2v_sim.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
 from c2v_sim.index_config import IndexConfig
-from c2v_sim.lanes import Lane, Lanes, lane_count
+from c2v_sim.lanes import Lanes, lane_count
+from c2v_sim.local_client import LocalClient
 from c2v_sim.optimisers import Adam
 from c2v_sim.partition import Partition
 from c2v_sim.sampling import cohort_size
@@ -147,8 +149,8 @@ def train_global(
     after_point: Callable[[], None],
 ) -> None:
     """Train server row 0 on the uploaded pairs, epoch after epoch."""
-    lane = Lane(network, server.layout, pairs.device)
-    row, gradients = lane.model.bind(server, 0), lane.model.gradients.zero_()
+    client = LocalClient(network, server.layout, pairs.device)
+    row, gradients = client.model.bind(server.data[0], server.integers[0]), client.gradients
     pool = uploads(partition, config)
     bounds = batch_bounds(len(pool), config.batch_size)
     adam = resumable_adam(row, gradients, training, config, steps=len(bounds))
@@ -157,7 +159,7 @@ def train_global(
         network.train()
         while not training.finished(config):
             epoch = len(training.curve) + 1
-            lane.seed(torch_seed(config.seed, epoch, 0), pairs.device)
+            client.generator.manual_seed(torch_seed(config.seed, epoch, 0))
             order = rng(config.seed, INDEX_SHUFFLE, epoch).permutation(len(pool))
             shuffled = torch.from_numpy(pool[order]).to(pairs.device)
             total = torch.zeros(len(LOSSES), device=pairs.device)
@@ -184,6 +186,21 @@ def resumable_adam(
     return adam
 
 
+class IndexLoss(Algorithm):
+    """FedAvg on the weighted sum of the four losses; `sums` [M, 4] adds each up by client."""
+
+    name = "index network"
+
+    def __init__(self, weights: list[float], clients: int, device: torch.device) -> None:
+        self.weights = torch.tensor(weights, device=device)
+        self.sums = torch.zeros(clients, len(LOSSES), device=device)
+
+    def local_loss(self, client: LocalClient, d: Tensor, label: Tensor) -> Tensor:
+        parts = losses(client.module, d, label)  # type: ignore[arg-type]
+        self.sums[client.id] += parts.detach() * len(d)
+        return parts @ self.weights
+
+
 def train_federated(
     network: IndexNetwork,
     server: Arena,
@@ -199,36 +216,23 @@ def train_federated(
     lanes = Lanes(
         network, server.layout, min(size, lane_count(config.lanes, pairs.device)), pairs.device
     )
-    sums: dict[int, Tensor] = {}  # of the four losses, by the seed of a client's generator
-    weights = torch.tensor(loss_weights(config.omit_loss), device=pairs.device)
-
-    def loss(module: IndexNetwork, d: Tensor, l: Tensor) -> Tensor:  # noqa: E741
-        parts = losses(module, d, l)
-        # The generator was seeded for this client and round, so its seed says whose batch it is.
-        sums[module.layers[0].generator.initial_seed()] += parts.detach() * len(d)  # type: ignore
-        return parts @ weights
-
+    algorithm = IndexLoss(loss_weights(config.omit_loss), partition.clients, pairs.device)
     how = LocalTraining(
         epochs=config.local_epochs,
         batch_size=config.batch_size,
         optimiser=Adam(config.index_lr),
         seed=config.seed,
-        loss=loss,
         stream=INDEX_SHUFFLE,
     )
     try:
         while not training.finished(config):
             t = len(training.curve) + 1
             clients = index_cohort(config.seed, t, partition.clients, size)
-            seeds = [torch_seed(config.seed, t, int(i)) for i in clients]
-            sums |= {seed: torch.zeros(len(LOSSES), device=pairs.device) for seed in seeds}
-            train_cohort(
-                lanes, server, cohort, pairs, partition.train, clients, how, t, "index network"
-            )
-            fedavg(server, cohort, data_shares(partition.sizes[clients]))
+            algorithm.sums.zero_()
+            train_cohort(lanes, server, cohort, pairs, partition.train, clients, how, algorithm, t)
+            average(server, cohort, shares(torch.from_numpy(partition.sizes[clients])))
             seen = sum(batch_bounds(n, config.batch_size)[-1][1] for n in partition.sizes[clients])
-            total = torch.stack([sums.pop(seed) for seed in seeds]).sum(0)
-            mean = total / (seen * config.local_epochs)
+            mean = algorithm.sums[torch.from_numpy(clients)].sum(0) / (seen * config.local_epochs)
             training.curve.append(_point(mean, f"round {t}", config))
             after_point()
     finally:

@@ -1,9 +1,9 @@
 """Lanes: how many clients train at the same time, one a core.
 
-A lane owns a module that it binds to arena rows, a gradient row and the optimiser's rows. On the
-CPU a lane is a thread with one intra-op thread: torch releases the interpreter lock inside its
-operators, and results of one-thread operators do not depend on what other lanes do, so any number
-of lanes gives the same bits.
+A lane trains one client at a time in memory of its own. On the CPU a lane is a thread with one
+intra-op thread: torch releases the interpreter lock inside its operators, and results of
+one-thread operators do not depend on what other lanes do, so any number of lanes gives the same
+bits.
 """
 
 import copy
@@ -16,12 +16,13 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.arena import BoundModule, Layout
-from c2v_sim.dropout import use_own_generators
+from c2v_sim.arena import Layout
+from c2v_sim.local_client import LocalClient
 from c2v_sim.threads import intra_op_threads, usable_cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Step = Callable[[Tensor], None]  # takes the sample ids of a batch
 
 
 def lane_count(requested: int, device: torch.device) -> int:
@@ -34,39 +35,43 @@ def lane_count(requested: int, device: torch.device) -> int:
 
 
 class Lane:
-    """What one concurrent training needs for itself."""
+    """A seat for one client at a time, and how its steps are carried out."""
 
     def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
-        self._random = use_own_generators(module)
-        self.model = BoundModule(module, layout, device)
-        self._buffers: dict[str, Tensor] = {}
+        self.client = LocalClient(module, layout, device)
 
-    def buffer(self, name: str) -> Tensor:
-        """A row of zeros for the optimiser, [trainable]; the memory is the lane's for good."""
-        if name not in self._buffers:
-            self._buffers[name] = torch.empty_like(self.model.gradients)
-        return self._buffers[name].zero_()
-
-    def seed(self, seed: int, device: torch.device) -> torch.Generator:
-        """A new generator for one participation: dropout and augmentation draw from it."""
-        generator = torch.Generator(device).manual_seed(seed)
-        for module in self._random:
-            module.generator = generator  # type: ignore[assignment]
-        return generator
+    def step(self, step: Step, ids: Tensor) -> None:
+        """One local step on the samples `ids`."""
+        step(ids)
 
 
 class Lanes:
-    """A fixed set of lanes; `run` spreads items over them, first come first served."""
+    """A fixed set of lanes; `run` spreads items over them, first come first served.
 
-    def __init__(self, model: nn.Module, layout: Layout, count: int, device: torch.device) -> None:
+    `stop` is the caller's wish to end early; lanes look at `stopped()` between steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        count: int,
+        device: torch.device,
+        stop: threading.Event | None = None,
+    ) -> None:
         self.count = count
-        self.stop = threading.Event()  # lanes look at it between steps
+        self._stop = stop or threading.Event()
+        self._failed = threading.Event()
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         for _ in range(count):
             self._free.put(Lane(copy.deepcopy(model), layout, device))
         self._threads = ThreadPoolExecutor(
             count, "lane", initializer=torch.set_num_threads, initargs=(1,)
         )
+
+    def stopped(self) -> bool:
+        """Whether lanes should leave off: the caller wants to stop, or another lane failed."""
+        return self._stop.is_set() or self._failed.is_set()
 
     def run(
         self, work: Callable[[Lane, Item], Result], items: Sequence[Item]
@@ -84,7 +89,7 @@ class Lanes:
             finally:
                 self._free.put(lane)
 
-        self.stop.clear()
+        self._failed.clear()
         with intra_op_threads(1):
             futures: dict[Future[Result], Item] = {}
             try:
@@ -93,7 +98,7 @@ class Lanes:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
             except BaseException:
-                self.stop.set()
+                self._failed.set()
                 for future in futures:
                     future.cancel()
                 raise
@@ -103,5 +108,5 @@ class Lanes:
                         future.exception()  # wait: no lane may still write when this returns
 
     def close(self) -> None:
-        self.stop.set()
+        self._failed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)

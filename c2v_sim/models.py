@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch.nn.functional as F
@@ -138,12 +139,12 @@ NORMED_MODELS = ("resnet8", "resnet18")  # those that `norm` changes
 
 
 def build_model(
-    name: str, *, classes: int, input_shape: InputShape, norm: str = "batch", seed: int
+    name: str, *, classes: int, input_shape: InputShape, norm: str = "batch", seed: int | None
 ) -> nn.Module:
     """A new model on the CPU; the same seed gives the same weights.
 
     `input_shape` is one sample's (H, W, C), or any shape for `mlp` and `linear`. Torch's global
-    generator is left as it was.
+    generator is left as it was; with `seed` None the weights are drawn from it.
     """
     if name not in MODELS:
         raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
@@ -153,7 +154,7 @@ def build_model(
         raise ValueError(f"{name}: classes must be >= 1, got {classes}")
     if not input_shape or min(input_shape) < 1:
         raise ValueError(f"{name}: input_shape must have positive sizes, got {input_shape}")
-    with seeded_construction(seed):
+    with seeded_construction(seed) if seed is not None else nullcontext():
         return MODELS[name](classes, tuple(input_shape), norm)
 
 

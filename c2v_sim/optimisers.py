@@ -1,48 +1,54 @@
 """Local optimisers over a flat arena row: `start` for one participation, then a step a batch.
 
 State is new for every participation, as the specification rules. Gradients have been accumulated
-into the flat row `gradients` by autograd; a step leaves them zero for the next batch.
+into the client's flat row by autograd; a step leaves them zero for the next batch.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from c2v_sim import ops
+from c2v_sim.local_client import LocalClient
 
 Step = Callable[[], None]
-Buffer = Callable[[str], Tensor]  # name -> a zeroed row of the lane's own, [trainable]
 
 
 class Optimiser(Protocol):
     """What local training needs; a user's own fits in the same way."""
 
-    def start(self, parameters: Tensor, gradients: Tensor, buffer: Buffer) -> Step: ...
+    def start(self, client: LocalClient, **terms: Any) -> Step: ...
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """torch.optim.SGD as one fused pass over the row."""
+    """torch.optim.SGD as one fused pass over the row, with an algorithm's terms in it."""
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    def start(self, parameters: Tensor, gradients: Tensor, buffer: Buffer) -> Step:
-        velocity = buffer("velocity") if self.momentum else None
+    def start(self, client: LocalClient, extra_decay: float | Tensor = 0.0, **terms: Any) -> Step:
+        """`extra_decay` adds to the weight decay (a [1] tensor where it differs by client); the
+        other terms are those of ops.sgd_step_: linear, proximal, anchor, max_grad_norm."""
+        velocity = None
+        if self.momentum:
+            velocity = client.memory("velocity", len(client.parameters)).zero_()
+        decay = self.weight_decay + extra_decay
 
         def step() -> None:
             ops.sgd_step_(
-                parameters,
-                gradients,
+                client.parameters,
+                client.gradients,
                 velocity,
                 lr=self.lr,
                 momentum=self.momentum,
-                weight_decay=self.weight_decay,
+                weight_decay=decay,
                 zero_grads=True,
+                **terms,
             )
 
         return step
@@ -54,13 +60,15 @@ class Adam:
 
     lr: float = 1e-3
 
-    def start(self, parameters: Tensor, gradients: Tensor, buffer: Buffer) -> Step:
-        row = nn.Parameter(parameters)  # the same memory
-        row.grad = gradients
+    def start(self, client: LocalClient, **terms: Any) -> Step:
+        if terms:
+            raise ValueError(f"adam has no place for the terms {', '.join(terms)}; use SGD")
+        row = nn.Parameter(client.parameters)  # the same memory
+        row.grad = client.gradients
         adam = torch.optim.Adam([row], lr=self.lr, fused=True)
 
         def step() -> None:
             adam.step()
-            gradients.zero_()
+            client.gradients.zero_()
 
         return step

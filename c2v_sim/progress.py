@@ -6,7 +6,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
-from c2v_sim.simulator import RoundRecord
+from c2v_sim.records import RoundRecord
 
 
 def percent(share: float | None) -> str:

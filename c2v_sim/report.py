@@ -29,7 +29,8 @@ from c2v_sim.evaluation import PROTOCOL
 from c2v_sim.federation import Federation
 from c2v_sim.models import NORMED_MODELS
 from c2v_sim.ops._dispatch import OPERATORS, native_missing
-from c2v_sim.simulator import Result, RoundRecord, Simulator
+from c2v_sim.records import Result, RoundRecord
+from c2v_sim.simulator import Simulator
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 ROUNDS, CHECKPOINT, RESULT = "rounds.jsonl", "checkpoint.safetensors", "result.json"

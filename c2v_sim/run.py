@@ -33,7 +33,8 @@ from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.partition import Partition, make_partition
 from c2v_sim.progress import Progress, percent
-from c2v_sim.simulator import Result, Simulator
+from c2v_sim.records import Result
+from c2v_sim.simulator import Simulator
 
 # Settings that change where and how fast a run goes, not its result: a resume may change them.
 FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every"}

@@ -1,8 +1,13 @@
-"""Stage 6: who trains this round. A policy maps (seed, round, clients, k) to ascending ids.
+"""Stage 6: who trains this round. A policy maps (seed, round, sizes, k) to ascending ids.
 
-Uniform sampling draws one Gumbel variate a client and takes the k largest: the same stream that
-similarity-steered sampling adds its scores to, so both begin with the same cohort.
+Each client draws one Gumbel variate and the k largest keys are taken: the same stream that
+similarity-steered sampling adds its scores to, so all begin alike.
+
+    uniform   key_i = g_i
+    size      key_i = log N_i + g_i        without replacement, proportional to N_i
 """
+
+from collections.abc import Callable
 
 import numpy as np
 
@@ -15,6 +20,15 @@ def cohort_size(participation: float, clients: int) -> int:
     return max(1, int(participation * clients + 1e-9))
 
 
-def uniform(seed: int, round: int, clients: int, k: int) -> np.ndarray:
-    """k of `clients` ids, uniform without replacement, ascending."""
-    return ops.sample_cohort(np.zeros(clients), k, rng=rng(seed, SAMPLING, round)).numpy()
+def uniform(seed: int, round: int, sizes: np.ndarray, k: int) -> np.ndarray:
+    """k ids, every client alike."""
+    return ops.sample_cohort(np.zeros(len(sizes)), k, rng=rng(seed, SAMPLING, round)).numpy()
+
+
+def by_size(seed: int, round: int, sizes: np.ndarray, k: int) -> np.ndarray:
+    """k ids, proportional to the clients' sizes."""
+    return ops.sample_cohort(np.log(sizes), k, rng=rng(seed, SAMPLING, round)).numpy()
+
+
+Policy = Callable[[int, int, np.ndarray, int], np.ndarray]
+SAMPLERS: dict[str, Policy] = {"uniform": uniform, "size": by_size}

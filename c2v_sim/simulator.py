@@ -4,73 +4,42 @@
     for record in simulator.rounds():
         print(record.round, record.accuracy)
 
-Embedding projects pass their own module: Simulator(federation, config, model=my_module).
+Embedding projects pass their own parts: Simulator(federation, config, model=my_module,
+algorithm=MyAlgorithm(), index=my_index).
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.aggregation import ALGORITHMS, data_shares
+from c2v_sim import memory
+from c2v_sim.aggregation import shares
+from c2v_sim.algorithms import ALGORITHMS, Algorithm
 from c2v_sim.arena import Arena, layout_of
-from c2v_sim.cohort import LocalTraining, train_cohort
+from c2v_sim.client_index import ClientIndex, build_index
+from c2v_sim.client_rows import ClientRows
+from c2v_sim.cohort import Interrupted, LocalTraining, batch_bounds, train_cohort
 from c2v_sim.config import RunConfig
 from c2v_sim.evaluation import Accuracy, accuracy, correct
 from c2v_sim.federation import Federation
+from c2v_sim.index_config import index_settings
 from c2v_sim.lanes import Lanes, lane_count
+from c2v_sim.local_regulariser import LocalRegulariser, add_projection
 from c2v_sim.models import build_model, check_model
 from c2v_sim.optimisers import Sgd
+from c2v_sim.records import Result, RoundRecord, make_record
 from c2v_sim.resident import ResidentData
-from c2v_sim.sampling import cohort_size, uniform
+from c2v_sim.sampling import SAMPLERS, cohort_size
+from c2v_sim.seeding import seeded_construction
+from c2v_sim.steering import Steering
+from c2v_sim.threads import choose_device
 
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What happened in one round; accuracies are None in a round without evaluation."""
-
-    dataset: str  # as it must be named, stand-ins included
-    round: int
-    cohort: list[int]
-    weights: list[float]
-    train_loss: float
-    accuracy: float | None  # the paper's measure: mean over all clients
-    accuracy_weighted: float | None
-    accuracy_worst10: float | None
-    accuracy_global: float | None
-    accuracy_domains: list[float] | None
-    seconds: dict[str, float]  # train, aggregate, evaluate
-
-
-@dataclass
-class Result:
-    """All records of a run, and the best and last accuracy among them."""
-
-    records: list[RoundRecord] = field(default_factory=list)
-
-    @property
-    def evaluated(self) -> list[RoundRecord]:
-        return [r for r in self.records if r.accuracy is not None]
-
-    @property
-    def best(self) -> RoundRecord:
-        return max(self.evaluated, key=lambda r: r.accuracy or 0.0)
-
-    @property
-    def final(self) -> RoundRecord:
-        return self.evaluated[-1]
-
-
-def choose_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu` or `cuda`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda: torch sees no CUDA device here; use --device cpu or auto")
-    return torch.device(name)
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Simulator:
@@ -82,31 +51,33 @@ class Simulator:
         config: RunConfig | None = None,
         *,
         model: nn.Module | None = None,
+        algorithm: Algorithm | None = None,
+        index: ClientIndex | None = None,
+        scratch: Path | None = None,
     ) -> None:
-        """`config.clients`, dataset and partition fields are taken from `federation` instead."""
+        """`config.clients`, dataset and partition fields are taken from `federation` instead.
+
+        index: steers the improvements of the config; without one, an index is built where they
+        need it. scratch: folder for client state that does not fit in memory.
+        """
         self.federation, self.config = federation, config or RunConfig()
         config, dataset, partition = self.config, federation.dataset, federation.partition
         self.device = choose_device(config.device)
-        if model is None:
-            shape = tuple(dataset.x_train.shape[1:])
-            model = build_model(
-                config.model,
-                classes=dataset.classes,
-                input_shape=shape,
-                norm=config.norm,
-                seed=config.seed,
-            )
-        check_model(model)
-        self.layout = layout_of(model)
+        self.stop = threading.Event()  # set it to end `rounds` after the steps in flight
+        self.algorithm = algorithm or ALGORITHMS[config.algorithm](config)
         self.cohort_size = cohort_size(config.participation, partition.clients)
-        self.server = Arena(self.layout, 1, self.device)  # row 0: the global model
-        self.server.read(model, 0)
-        self.cohort = Arena(self.layout, self.cohort_size, self.device)
-        lanes = min(lane_count(config.lanes, self.device), self.cohort_size)
-        self.lanes = Lanes(model, self.layout, lanes, self.device)
         scale = (dataset.mean, dataset.std, self.device)
         self.train_data = ResidentData(dataset.x_train, dataset.y_train, *scale)
         self.test_data = ResidentData(dataset.x_test, dataset.y_test, *scale)
+        self.index = self._find_index(index)
+        self.model = self._build_model(model)
+        self.layout = layout_of(self.model)
+        lanes = min(lane_count(config.lanes, self.device), self.cohort_size)
+        self._check_memory(lanes)
+        self.server = Arena(self.layout, 1, self.device)  # row 0: the global model
+        self.server.read(self.model, 0)
+        self.cohort = Arena(self.layout, self.cohort_size, self.device)
+        self.lanes = Lanes(self.model, self.layout, lanes, self.device, self.stop)
         self.how = LocalTraining(
             epochs=config.local_epochs,
             batch_size=config.batch_size,
@@ -116,6 +87,132 @@ class Simulator:
         )
         self.round = 0  # rounds finished
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
+        self.steering = self._build_steering()
+        self._server_state: dict[str, Tensor] = {}
+        self._client_rows: dict[str, ClientRows] = {}
+        self._budget = memory.row_budget(self.device, config.state_memory, 0, scratch)
+        self.algorithm.start(self)
+        if self._moving_index:
+            self.classifiers = self.client_rows("classifier", self._classifier_width)
+        participants = min(partition.clients, config.rounds * self.cohort_size)
+        rows = list(self._client_rows.values())
+        self.row_plan = memory.plan_rows(rows, self._budget, participants)
+
+    def _find_index(self, index: ClientIndex | None) -> ClientIndex | None:
+        """The index that the improvements use, or None where they need none."""
+        config = self.config
+        if not config.needs_client_index:
+            return None
+        if index is not None:
+            index.check(self.federation)
+        elif config.index_file:
+            index = ClientIndex.load(config.index_file, self.federation)
+        else:
+            index = build_index(self.federation, index_settings(config))
+        return index if config.index_part == "both" else index.only(config.index_part)
+
+    @property
+    def _moving_index(self) -> bool:
+        """Whether the index of case study iii is the clients' latest classifiers."""
+        return "local" in self.config.improve and self.config.index == "local-model-weights"
+
+    @property
+    def _classifier_width(self) -> int:
+        return sum(p.numel() for p in self.model.classifier.parameters())  # type: ignore
+
+    def _build_model(self, model: nn.Module | None) -> nn.Module:
+        """The model with what the algorithm and case study iii add to it."""
+        config, dataset = self.config, self.federation.dataset
+        # One random stream for all parts, the base first: its weights are those of a plain run.
+        with seeded_construction(config.seed):
+            if model is None:
+                shape = tuple(dataset.x_train.shape[1:])
+                model = build_model(
+                    config.model,
+                    classes=dataset.classes,
+                    input_shape=shape,
+                    norm=config.norm,
+                    seed=None,
+                )
+            check_model(model)
+            model = self.algorithm.adapt_model(model, self._width(model), dataset.classes)
+            check_model(model)
+            if "local" in config.improve:
+                self.model = model
+                if self._moving_index:
+                    feature = torch.zeros(0, self._classifier_width)
+                else:
+                    assert self.index is not None
+                    feature = self.index.feature
+                add_projection(model, self._width(model), feature.shape[1], dataset.classes)
+                self.algorithm.regulariser = LocalRegulariser(
+                    config.regulariser_weight,
+                    feature.to(self.device),
+                    orthogonality=not config.omit_local_orth,
+                    detach=config.dist_detach,
+                )
+        return model
+
+    def _width(self, model: nn.Module) -> int:
+        """Columns of z = features(x)."""
+        x, _ = self.train_data.batch(torch.zeros(1, dtype=torch.int64, device=self.device))
+        training = model.training
+        with torch.no_grad():
+            z = model.eval().features(x.cpu())  # type: ignore[operator]
+        model.train(training)
+        return z.shape[1]
+
+    def _build_steering(self) -> Steering | None:
+        config, sizes = self.config, self.federation.partition.sizes
+        steered = {"sampling", "aggregation"} & set(config.improve)
+        if not steered:
+            return None
+        assert self.index is not None
+        parts = [getattr(self.index, name).to(self.device) for name in self.index.parts]
+        feature, label = parts if len(parts) == 2 else (parts[0], None)
+        return Steering(
+            feature,
+            label,
+            sizes,
+            self.cohort_size,
+            steered,
+            seed=config.seed,
+            tau=config.temperature,
+            gamma=config.gamma,
+            lambda1=config.lambda1,
+        )
+
+    def _check_memory(self, lanes: int) -> None:
+        row = 4 * self.layout.size
+        parts = {
+            f"{self.cohort_size} models of the cohort": row * self.cohort_size,
+            f"{lanes} lanes": 4 * row * lanes,  # row, gradients, momentum, activations at least
+            "the global model": row,
+        }
+        memory.check_fits(self.device, parts)
+
+    # What algorithms ask for in `start`.
+
+    def server_state(self, name: str, *shape: int) -> Tensor:
+        """Zeros that the algorithm changes in place and the checkpoint keeps."""
+        self._server_state[name] = torch.zeros(shape, device=self.device)
+        return self._server_state[name]
+
+    def client_rows(self, name: str, width: int) -> ClientRows:
+        """A row of `width` numbers for every client, kept between its participations."""
+        self._client_rows[name] = ClientRows(
+            name,
+            self.federation.partition.clients,
+            width,
+            device=self.device,
+            budget=self._budget,
+            dtype=STATE_DTYPES[self.config.state_dtype],
+        )
+        return self._client_rows[name]
+
+    def batches(self, samples: int) -> list[tuple[int, int]]:
+        """Begin and end of each batch of a client with so many samples."""
+        return batch_bounds(samples, self.config.batch_size)
 
     def rounds(
         self, on_client: Callable[[int], None] = lambda client: None
@@ -123,9 +220,12 @@ class Simulator:
         """Train round after round until config.rounds are done, yielding each record.
 
         `on_client` is called with the id of each client that has finished training. Leaving the
-        iterator early keeps the finished rounds; a new call goes on after them.
+        iterator early keeps the finished rounds; a new call goes on after them. When `stop` is
+        set, Interrupted is raised, and the unfinished round leaves no trace.
         """
         while self.round < self.config.rounds:
+            if self.stop.is_set():
+                raise Interrupted
             yield self._one_round(self.round + 1, on_client)
 
     def run(self) -> Result:
@@ -136,8 +236,11 @@ class Simulator:
         config, partition = self.config, self.federation.partition
         clock = [time.perf_counter()]
         # 1 who
-        clients = uniform(config.seed, t, partition.clients, self.cohort_size)
+        clients = self._choose(t)
+        scores, history = self.steering.look(clients) if self.steering else (None, None)
+        clock.append(time.perf_counter())
         # 2 local training
+        self.algorithm.before_round(self, t, clients)
         losses = train_cohort(
             self.lanes,
             self.server,
@@ -146,21 +249,67 @@ class Simulator:
             partition.train,
             clients,
             self.how,
+            self.algorithm,
             t,
-            config.algorithm,
             on_client,
         )
         clock.append(time.perf_counter())
-        # 3 aggregation
-        weights = data_shares(partition.sizes[clients])
-        ALGORITHMS[config.algorithm](self.server, self.cohort, weights)
+        # 3 aggregation: from here to the new round number nothing may be interrupted
+        weights = self._weights(clients, history)
+        self._finish(t, clients, weights)
+        if self.steering and scores is not None and history is not None:
+            self.steering.finish(t, clients, scores, history)
         self.round = t
         clock.append(time.perf_counter())
         # 4 evaluation
         result = self.evaluate() if t % config.eval_every == 0 or t == config.rounds else None
         clock.append(time.perf_counter())
         name = self.federation.dataset.name
-        return _record(name, t, clients, weights, losses, result, np.diff(clock))
+        return make_record(
+            name, t, clients, weights, losses, result, np.diff(clock), scores, history
+        )
+
+    def _choose(self, t: int) -> np.ndarray:
+        """The cohort's ids, ascending."""
+        if self.steering and "sampling" in self.steering.improve:
+            return self.steering.cohort(t)
+        sampler = SAMPLERS[self.config.sampling]
+        return sampler(self.config.seed, t, self.federation.partition.sizes, self.cohort_size)
+
+    def _weights(self, clients: np.ndarray, history: Tensor | None) -> Tensor:
+        """The cohort's aggregation weights, float64 [k]."""
+        prior = self.algorithm.prior(torch.from_numpy(self.federation.partition.sizes[clients]))
+        if self.steering and "aggregation" in self.steering.improve:
+            assert history is not None
+            return self.steering.weights(clients, history, prior)
+        return shares(prior)
+
+    def _finish(self, t: int, clients: np.ndarray, weights: Tensor) -> None:
+        """The trained rows become the clients' and the server's new state."""
+        origin = self.server.data[0]
+        for row, client in enumerate(clients.tolist()):
+            self.algorithm.finish(client, self.cohort.data[row], origin)
+            if self._moving_index:
+                self.classifiers.write(client, self._classifier_of(self.cohort.data[row]))
+        self.algorithm.update(self.server, self.cohort, weights)
+        if self._moving_index:
+            self._restack_index()
+
+    def _classifier_of(self, row: Tensor) -> Tensor:
+        """The classifier's parameters in an arena row, flat."""
+        own = {id(p) for p in self.model.classifier.parameters()}  # type: ignore[union-attr]
+        names = {name for name, p in self.model.named_parameters() if id(p) in own}
+        slots = [slot for slot in self.layout.parameters if slot.name in names]
+        return torch.cat([slot.view(row).flatten() for slot in slots])
+
+    def _restack_index(self) -> None:
+        """The index of case study iii: the classifiers of all participants so far, by id."""
+        assert self.algorithm.regulariser is not None
+        index = torch.empty(len(self.classifiers), self._classifier_width, device=self.device)
+        present = [i for i in range(self.classifiers.clients) if i in self.classifiers]
+        for row, client in enumerate(present):
+            self.classifiers.read(client, index[row])
+        self.algorithm.regulariser.index = index
 
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model."""
@@ -173,31 +322,31 @@ class Simulator:
         """The global model's tensors by name, on the CPU: a state_dict for the model's class."""
         return self.server.state_dict(0)
 
+    def state(self) -> dict[str, Tensor]:
+        """Everything that the rest of the run depends on after `round` finished rounds.
+
+        Views, not copies: client rows can be large.
+        """
+        tensors = {"server": self.server.data, "integers": self.server.integers}
+        tensors |= self.steering.state() if self.steering else {}
+        tensors |= {f"algorithm.{name}": t for name, t in self._server_state.items()}
+        for name, rows in self._client_rows.items():
+            tensors |= {f"client.{name}.{part}": t for part, t in rows.state().items()}
+        return tensors
+
+    def load_state(self, round: int, tensors: dict[str, Tensor]) -> None:
+        """Put back what `state` gave after `round` rounds."""
+        for name, tensor in self.state().items():
+            if not name.startswith("client."):
+                tensor.copy_(tensors[name])
+        for name, rows in self._client_rows.items():
+            prefix = f"client.{name}."
+            own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+            rows.load_state(own)
+        if self._moving_index:
+            self._restack_index()
+        self.round = round
+
     def close(self) -> None:
         """Stop the lanes' threads."""
         self.lanes.close()
-
-
-def _record(
-    dataset: str,
-    t: int,
-    clients: np.ndarray,
-    weights: Tensor,
-    losses: Tensor,
-    result: Accuracy | None,
-    seconds: np.ndarray,
-) -> RoundRecord:
-    stages = ("train", "aggregate", "evaluate")
-    return RoundRecord(
-        dataset=dataset,
-        round=t,
-        cohort=clients.tolist(),
-        weights=[round(w, 9) for w in weights.tolist()],
-        train_loss=losses.mean().item(),
-        accuracy=result.mean if result else None,
-        accuracy_weighted=result.weighted if result else None,
-        accuracy_worst10=result.worst10 if result else None,
-        accuracy_global=result.whole if result else None,
-        accuracy_domains=list(result.domains) if result and result.domains else None,
-        seconds={name: round(float(s), 4) for name, s in zip(stages, seconds, strict=True)},
-    )

@@ -1,4 +1,4 @@
-"""How many threads torch uses inside an operator, and how many cores there are.
+"""Where torch computes, with how many threads inside an operator, and how many cores there are.
 
 The sum inside an operator depends on how many threads share it, so wherever a bit of a result is
 decided the number is fixed, not the machine's.
@@ -27,3 +27,12 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device for `auto`, `cpu` or `cuda`."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: torch sees no CUDA device here; use --device cpu or auto")
+    return torch.device(name)

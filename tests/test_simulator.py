@@ -104,7 +104,7 @@ def test_records_tell_what_happened():
         assert record.weights == pytest.approx(sizes / sizes.sum())
         assert record.cohort == sorted(set(record.cohort))
         assert len(record.cohort) == simulator.cohort_size == 3
-        assert set(record.seconds) == {"train", "aggregate", "evaluate"}
+        assert set(record.seconds) == {"sample", "train", "aggregate", "evaluate"}
         assert math.isfinite(record.train_loss)
 
 

@@ -98,7 +98,10 @@ def _options(params: Tensor, values: tuple[Option, ...]) -> Tensor:  # [K, 5]
         return constant if rows == 1 else constant.expand(rows, -1)
     columns = []
     for value in values:
-        column = torch.as_tensor(value, dtype=dtype, device=params.device)
+        if not isinstance(value, Tensor):  # filled on the device: a CUDA graph can record that
+            columns.append(torch.full((rows,), value, dtype=dtype, device=params.device))
+            continue
+        column = value.to(device=params.device, dtype=dtype)
         if column.dim() == 1 and column.shape[0] != rows:
             raise ValueError(
                 f"sgd_step_: an option must be a number or [{rows}], got {tuple(column.shape)}"

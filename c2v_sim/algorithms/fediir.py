@@ -1,0 +1,75 @@
+"""FedIIR: classifier gradients alike on all clients.
+
+    G_new = mean over all batches of all cohort clients of grad_g CE at w (eval mode)
+    G = e G + (1 - e) G_new                                                 G = 0 in the beginning
+    local loss CE + lambda |grad_g CE - G|^2
+
+with g the parameters of the classifier; the penalty is differentiated through. A client's batches
+for G_new are its samples in their stored order.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.local_client import LocalClient
+
+
+@dataclass
+class FedIIR(Algorithm):
+    penalty: float = 1e-3  # lambda
+    ema: float = 0.95  # e
+    name = "fediir"
+
+    def start(self, run) -> None:
+        width = sum(p.numel() for p in classifier_parameters(run.model))
+        self.mean_gradient = run.server_state("mean_gradient", width)  # G after the last round
+        self.target = torch.zeros_like(self.mean_gradient)  # G of this round
+
+    def before_round(self, run, round: int, clients: np.ndarray) -> None:
+        fresh = mean_classifier_gradient(run, clients)
+        self.target.copy_(self.ema * self.mean_gradient + (1 - self.ema) * fresh)
+
+    def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
+        loss = F.cross_entropy(logits, y)
+        parameters = classifier_parameters(client.module)
+        gradients = torch.autograd.grad(loss, parameters, create_graph=True)
+        flat = torch.cat([g.flatten() for g in gradients])
+        return loss + self.penalty * (flat - self.target).square().sum()
+
+    def update(self, server, cohort, weights: Tensor) -> None:
+        super().update(server, cohort, weights)
+        self.mean_gradient.copy_(self.target)
+
+
+def classifier_parameters(module: Any) -> list[Tensor]:
+    return list(module.classifier.parameters())
+
+
+def mean_classifier_gradient(run, clients: np.ndarray) -> Tensor:
+    """grad_g CE of the global model, averaged over all batches of `clients`."""
+    samples, data = run.federation.partition.train, run.train_data
+
+    def work(lane, position: int) -> tuple[Tensor, int]:
+        ids = torch.from_numpy(samples[clients[position]]).to(data.device)
+        lane.client.model.bind(run.server.data[0], run.server.integers[0])
+        module: Any = lane.client.module.eval()
+        parameters = classifier_parameters(module)
+        batches = run.batches(len(ids))
+        total = torch.zeros(sum(p.numel() for p in parameters), device=data.device)
+        for begin, end in batches:
+            x, y = data.batch(ids[begin:end])
+            with torch.no_grad():
+                z = module.features(x)
+            loss = F.cross_entropy(module.classifier(z), y)
+            total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
+        return total, len(batches)
+
+    results = dict(run.lanes.run(work, range(len(clients))))
+    sums, counts = zip(*(results[p] for p in range(len(clients))), strict=True)  # in fixed order
+    return torch.stack(sums).sum(0) / sum(counts)
