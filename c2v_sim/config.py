@@ -221,7 +221,6 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "index_file": ("improve", IMPROVEMENTS),
     "index_strategy": ("improve", IMPROVEMENTS),
     "index_encoder": ("improve", IMPROVEMENTS),
-    "index_epochs": ("improve", IMPROVEMENTS),
     "index_part": ("improve", IMPROVEMENTS),
     "tau": ("improve", ("sampling",)),
     "gamma": ("improve", ("aggregation",)),
