@@ -118,9 +118,17 @@ def train_cohort(
 
     def work(lane: Lane, row: int) -> None:
         client = int(clients[row])
-        losses[row] = train_client(
-            lane, cohort, row, data, samples[client], how, round, client, lanes.stop.is_set
-        )
+        try:
+            losses[row] = train_client(
+                lane, cohort, row, data, samples[client], how, round, client, lanes.stopped
+            )
+        except Interrupted:
+            raise
+        except Exception as error:
+            raise TrainingError(
+                f"round {round}, client {client}, algorithm {algorithm}: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
     by_size = sorted(range(k), key=lambda row: -len(samples[clients[row]]))
     for row, _ in lanes.run(work, by_size):

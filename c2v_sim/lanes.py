@@ -58,9 +58,17 @@ class Lane:
 class Lanes:
     """A fixed set of lanes; `run` spreads items over them, first come first served."""
 
-    def __init__(self, model: nn.Module, layout: Layout, count: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        count: int,
+        device: torch.device,
+        stop: threading.Event | None = None,
+    ) -> None:
+        """`stop` is the caller's wish that training ends; it is only looked at."""
         self.count = count
-        self.stop = threading.Event()  # lanes look at it between steps
+        self._wish, self._failed = stop or threading.Event(), threading.Event()
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         for _ in range(count):
             self._free.put(Lane(copy.deepcopy(model), layout, device))
@@ -68,13 +76,17 @@ class Lanes:
             count, "lane", initializer=torch.set_num_threads, initargs=(1,)
         )
 
+    def stopped(self) -> bool:
+        """Whether training should end; work that is long asks between its steps."""
+        return self._failed.is_set() or self._wish.is_set()
+
     def run(
         self, work: Callable[[Lane, Item], Result], items: Sequence[Item]
     ) -> Iterator[tuple[Item, Result]]:
         """Yield (item, work(lane, item)) as they finish; items start in the given order.
 
-        An error in a lane, or one raised while waiting (Ctrl-C), stops the others after their
-        current step and is raised.
+        An error in a lane, or one raised while waiting, stops the others after their current
+        step and is raised.
         """
 
         def on_free_lane(item: Item) -> Result:
@@ -84,7 +96,7 @@ class Lanes:
             finally:
                 self._free.put(lane)
 
-        self.stop.clear()
+        self._failed.clear()
         with intra_op_threads(1):
             futures: dict[Future[Result], Item] = {}
             try:
@@ -93,7 +105,7 @@ class Lanes:
                 for future in as_completed(futures):
                     yield futures[future], future.result()
             except BaseException:
-                self.stop.set()
+                self._failed.set()
                 for future in futures:
                     future.cancel()
                 raise
@@ -103,5 +115,5 @@ class Lanes:
                         future.exception()  # wait: no lane may still write when this returns
 
     def close(self) -> None:
-        self.stop.set()
+        self._failed.set()
         self._threads.shutdown(wait=True, cancel_futures=True)

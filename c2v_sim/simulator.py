@@ -7,6 +7,7 @@
 Embedding projects pass their own module: Simulator(federation, config, model=my_module).
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 
 from c2v_sim.aggregation import ALGORITHMS, data_shares
 from c2v_sim.arena import Arena, layout_of
-from c2v_sim.cohort import LocalTraining, train_cohort
+from c2v_sim.cohort import Interrupted, LocalTraining, train_cohort
 from c2v_sim.config import RunConfig
+from c2v_sim.determinism import deterministic
 from c2v_sim.evaluation import Accuracy, accuracy, correct
 from c2v_sim.federation import Federation
 from c2v_sim.lanes import Lanes, lane_count
@@ -103,7 +105,8 @@ class Simulator:
         self.server.read(model, 0)
         self.cohort = Arena(self.layout, self.cohort_size, self.device)
         lanes = min(lane_count(config.lanes, self.device), self.cohort_size)
-        self.lanes = Lanes(model, self.layout, lanes, self.device)
+        self.stop = threading.Event()  # set from anywhere: training ends after the steps in flight
+        self.lanes = Lanes(model, self.layout, lanes, self.device, self.stop)
         scale = (dataset.mean, dataset.std, self.device)
         self.train_data = ResidentData(dataset.x_train, dataset.y_train, *scale)
         self.test_data = ResidentData(dataset.x_test, dataset.y_test, *scale)
@@ -123,10 +126,15 @@ class Simulator:
         """Train round after round until config.rounds are done, yielding each record.
 
         `on_client` is called with the id of each client that has finished training. Leaving the
-        iterator early keeps the finished rounds; a new call goes on after them.
+        iterator early keeps the finished rounds; a new call goes on after them. Interrupted is
+        raised once `stop` is set; the round in flight then leaves no trace in the state.
         """
         while self.round < self.config.rounds:
-            yield self._one_round(self.round + 1, on_client)
+            if self.stop.is_set():
+                raise Interrupted
+            with deterministic(self.config.deterministic, self.device):
+                record = self._one_round(self.round + 1, on_client)
+            yield record
 
     def run(self) -> Result:
         """All remaining rounds."""
@@ -164,10 +172,21 @@ class Simulator:
 
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model."""
-        marks = correct(self.lanes, self.server, self.test_data)
+        with deterministic(self.config.deterministic, self.device):
+            marks = correct(self.lanes, self.server, self.test_data)
         result = accuracy(marks, self.federation.partition)
         self.client_accuracy = result.clients
         return result
+
+    def state(self) -> dict[str, Tensor]:
+        """What the rest of the run depends on after `round` rounds: the tensors, not copies."""
+        return {"server": self.server.data, "integers": self.server.integers}
+
+    def load_state(self, round: int, tensors: dict[str, Tensor]) -> None:
+        """Go on after `round` rounds from their `state()`."""
+        self.server.data.copy_(tensors["server"])
+        self.server.integers.copy_(tensors["integers"])
+        self.round = round
 
     def global_model(self) -> dict[str, Tensor]:
         """The global model's tensors by name, on the CPU: a state_dict for the model's class."""

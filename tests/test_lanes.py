@@ -52,7 +52,7 @@ def test_an_error_stops_the_other_lanes_and_is_raised(lanes):
         if item == 0:
             raise ZeroDivisionError("lane 0")
         for _ in range(2000):
-            if lanes.stop.is_set():
+            if lanes.stopped():
                 return
             time.sleep(0.001)
         finished.append(item)
