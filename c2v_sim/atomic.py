@@ -1,6 +1,10 @@
-"""Files that are either whole or absent, whatever happens while they are written."""
+"""Files and directories that are either whole or absent, whatever happens while they are written.
+
+Each is made under a temporary name, flushed to disk, and only then given its name.
+"""
 
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,10 +25,11 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         temporary.touch()  # some writers create files that only the owner may read
         mode = temporary.stat().st_mode
         yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
+        flush(temporary)
         temporary.chmod(mode)
         temporary.replace(path)
+        if not shared:  # a cache that a power failure takes away is made anew
+            flush(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -33,3 +38,40 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill the temporary file of `replacing`."""
     with replacing(path) as temporary:
         write(temporary)
+
+
+@contextmanager
+def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+    """A temporary directory beside `path`, which takes its name if the block succeeds.
+
+    A directory of that name is an error, or with `replace` deleted just before.
+    """
+    temporary = partial_directory(path)
+    shutil.rmtree(temporary, ignore_errors=True)  # of a writer that was killed
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            flush(file)
+        flush(temporary)
+        if replace and path.exists():
+            shutil.rmtree(path)
+        temporary.rename(path)
+        flush(path.parent)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def partial_directory(path: Path) -> Path:
+    """The name under which `new_directory` makes `path`."""
+    return path.with_name(f".{path.name}.partial")
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or the names in a directory, are on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -10,6 +10,7 @@ index of local model weights changes while a model trains, so it is not one of t
 """
 
 import json
+import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -193,12 +194,14 @@ def build_index(
     cache_dir: Path | None = None,
     checkpoint: Path | None = None,
     on_point: Callable[[Training], None] = lambda training: None,
+    stop: threading.Event | None = None,
 ) -> ClientIndex:
     """The client index of `federation`.
 
     embeddings: in place of those by `config.encoder`: Embeddings, or images [N, 512] and labels
     [K, 512]. cache_dir: of embeddings. checkpoint: a file from which an interrupted training goes
     on. on_point: called after every epoch (global) or round (federated) with the losses so far.
+    stop: once set, the step in flight is finished, the checkpoint written and Interrupted raised.
     """
     config = config or IndexConfig()
     dataset, partition = federation.dataset, federation.partition
@@ -214,7 +217,13 @@ def build_index(
     if config.index == "dsa-ign":
         identity = f"{dataset.sha256} {partition.sha256} {embeddings.sha256}"
         network, curve = train_network(
-            pairs, partition, config, checkpoint=checkpoint, identity=identity, on_point=on_point
+            pairs,
+            partition,
+            config,
+            checkpoint=checkpoint,
+            identity=identity,
+            on_point=on_point,
+            stop=stop,
         )
         feature = feature_index(network, pairs, partition, config)
         label = (counts.double() @ embeddings.labels.double()).float() / counts.sum(1)[:, None]

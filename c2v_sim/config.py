@@ -107,6 +107,7 @@ class RunConfig:
     seed: int = option(0, "seed of partition, sampling, initialisation and shuffling", least=0)
     lanes: int = option(0, "clients trained at the same time; 0 or auto: one a core", least=0)
     device: str = option("auto", "where to train", DEVICES)
+    deterministic: bool = option(True, "only operators that give the same bits every time")
     eval_every: int = option(1, "rounds between evaluations; the last is always one", least=1)
     checkpoint_every: int = option(5, "rounds between checkpoints", least=1)
 

@@ -1,22 +1,28 @@
 """python -m c2v_sim.doctor: which backends run here, and why the others do not.
 
-Prints the machine, torch and its threads, and a table operator × backend for the tensors of this
-machine's device. `--measure` adds the two limits that kernels are judged by: memory bandwidth
-(a STREAM-like triad) and float32 matrix multiplication.
+Prints the machine, torch and its threads, a table operator × backend for the tensors of this
+machine's device, and what the deterministic mode of a run costs. `--measure` adds the two limits
+that kernels are judged by: memory bandwidth (a STREAM-like triad) and float32 matrix
+multiplication.
 """
 
 import argparse
 import os
 import platform
+import statistics
 import textwrap
 import time
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
+import torch.nn.functional as F
 
 import c2v_sim.ops  # noqa: F401  (imports every operator, which lists itself)
+from c2v_sim.determinism import deterministic
+from c2v_sim.models import build_model
 from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
+from c2v_sim.threads import intra_op_threads
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -111,6 +117,33 @@ def measure(device: torch.device, elements: int = 2**25, size: int = 2048) -> di
     return {"bandwidth": 3 * 4 * elements / triad, "sgemm": 2 * size**3 / product}
 
 
+def deterministic_cost(
+    device: torch.device, pairs: int = 15, batch: int = 32
+) -> tuple[float, float, float]:
+    """Time of a training step of the cnn with --deterministic by one without: quartiles.
+
+    The steps alternate and neighbours are compared, so that what else the machine does slows both.
+    """
+    model = build_model("cnn", classes=10, input_shape=(32, 32, 3), seed=0).to(device)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(batch, 3, 32, 32, generator=generator).to(device)
+    y = torch.randint(10, (batch,), generator=generator).to(device)
+
+    def seconds(on: bool) -> float:
+        with deterministic(on, device):
+            start = time.perf_counter()
+            F.cross_entropy(model(x), y).backward()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return time.perf_counter() - start
+
+    with intra_op_threads(1):
+        seconds(True), seconds(False)  # warm up
+        ratios = [seconds(True) / seconds(False) for _ in range(pairs)]
+    low, median, high = statistics.quantiles(ratios, n=4)
+    return low, median, high
+
+
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m c2v_sim.doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure bandwidth and sgemm")
@@ -122,6 +155,9 @@ def main(arguments: list[str] | None = None) -> None:
     tensor = torch.zeros(1, 1, device=device)
     taken = {name: operator.choose(None, tensor) for name, operator in OPERATORS.items()}
     print(table(availability(device), taken))
+    low, median, high = (f"{100 * (ratio - 1):+.0f} %" for ratio in deterministic_cost(device))
+    print(f"\n--deterministic (the default) costs {median} of a training step of the cnn")
+    print(f"  (15 pairs of steps; the middle half of them: {low} to {high})")
     if options.measure:
         limits = measure(device)
         print()

@@ -2,14 +2,17 @@
 
 The directory that it writes holds index.safetensors (what a run takes), index.json (the same
 provenance, losses and quality numbers as text), settings.json, the training's checkpoint and, with
---plot, pictures. Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C.
+--plot, pictures. Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143
+SIGTERM: both finish the step in flight and write the checkpoint.
 """
 
 import argparse
 import dataclasses
 import json
 import sys
+import threading
 import time
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,15 +20,16 @@ from typing import Any
 from tqdm import tqdm
 
 from c2v_sim import index_plots, report
-from c2v_sim.atomic import write_atomically
+from c2v_sim.atomic import new_directory, write_atomically
 from c2v_sim.client_index import ClientIndex, build_index
-from c2v_sim.cohort import TrainingError
+from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config
 from c2v_sim.dsa_ign import LOSSES
 from c2v_sim.embeddings import Embeddings, embed_dataset
 from c2v_sim.federation import Federation
 from c2v_sim.index_config import IndexConfig
 from c2v_sim.index_training import Training
+from c2v_sim.interrupt import Interrupt
 from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.run import build_federation, fail, whole_or_auto
 
@@ -179,9 +183,9 @@ def prepare(
     embeddings = embed_dataset(federation.dataset, config.make_encoder(), cache_dir=folder)
     out = arguments.resume or arguments.out or default_directory(federation, config)
     if not arguments.resume:
-        out.mkdir(parents=True)
         settings = {k: getattr(run, k) for k in DATA} | dataclasses.asdict(config)
-        report.write_text(out / SETTINGS, report.to_json(settings))
+        with new_directory(out) as folder:
+            (folder / SETTINGS).write_text(report.to_json(settings))
     return federation, embeddings, config, out
 
 
@@ -207,9 +211,9 @@ def show_result(index: ClientIndex, out: Path) -> None:
 
 
 def write_results(index: ClientIndex, out: Path, plot: bool) -> None:
-    index.save(out / INDEX)
     text = json.dumps({"clients": index.clients} | index.provenance, indent=1) + "\n"
     write_atomically(out / SUMMARY, lambda p: p.write_text(text))
+    index.save(out / INDEX)  # last: with it the directory is complete
     if plot:
         index_plots.plot_all(index, out)
 
@@ -227,18 +231,15 @@ def plot_saved(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; the exit code."""
-    arguments = parser().parse_args(argv)
-    if arguments.plot not in (None, Path()):
-        return plot_saved(arguments)
-    keep_freed_memory()
-    try:
-        federation, embeddings, config, out = prepare(arguments)
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
-        return fail(2, str(error))
-    except KeyboardInterrupt:
-        return fail(130, "interrupted before training; finished parts of the embeddings are kept")
+def execute(
+    federation: Federation,
+    embeddings: Embeddings,
+    config: IndexConfig,
+    out: Path,
+    plot: bool,
+    interrupt: Interrupt,
+) -> int:
+    """Train in a directory that exists and write the index there; the exit code."""
     show_start(federation, embeddings.encoder, config, out)
     bar = Bar(config) if config.index == "dsa-ign" else None
     again = f"python -m c2v_sim.index --resume {out}"
@@ -249,14 +250,17 @@ def main(argv: list[str] | None = None) -> int:
             embeddings=embeddings,
             checkpoint=out / CHECKPOINT,
             on_point=bar.point if bar else lambda training: None,
+            stop=interrupt.stop,
         )
-        write_results(index, out, arguments.plot is not None)
+        write_results(index, out, plot)
     except TrainingError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
         return fail(1, str(error))
     except ValueError as error:  # a checkpoint that is damaged or of another training
         return fail(2, str(error))
-    except KeyboardInterrupt:
-        return fail(130, f"interrupted; go on with: {again}")
+    except Interrupted:
+        return fail(interrupt.code, f"{interrupt.word}; go on with: {again}")
     except OSError as error:
         what = f"cannot write {error.filename or out}: {error.strerror}"
         return fail(1, f"{what}. Free some space, then: {again}")
@@ -265,6 +269,24 @@ def main(argv: list[str] | None = None) -> int:
             bar.close()
     show_result(index, out)
     return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    arguments = parser().parse_args(argv)
+    if arguments.plot not in (None, Path()):
+        return plot_saved(arguments)
+    keep_freed_memory()
+    with Interrupt() as interrupt:
+        try:
+            federation, embeddings, config, out = prepare(arguments)
+            interrupt.stop = threading.Event()
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            return fail(2, str(error))
+        except KeyboardInterrupt:
+            what = "before training; finished parts of the embeddings are kept"
+            return fail(interrupt.code, f"{interrupt.word} {what}")
+        return execute(federation, embeddings, config, out, arguments.plot is not None, interrupt)
 
 
 if __name__ == "__main__":

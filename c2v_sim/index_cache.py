@@ -7,6 +7,7 @@ settings and device. A damaged file is built anew.
 import hashlib
 import json
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -27,8 +28,9 @@ def cached_index(
     data_dir: Path | None = None,
     checkpoint: Path | None = None,
     on_point: Callable[[Training], None] = lambda training: None,
+    stop: threading.Event | None = None,
 ) -> ClientIndex:
-    """The index of `federation`; `data_dir`, `checkpoint` and `on_point` as for build_index."""
+    """The index of `federation`, cached in `data_dir`; the other arguments as for build_index."""
     folder = data_dir or default_data_dir()
     embeddings = embed_dataset(
         federation.dataset, config.make_encoder(), cache_dir=folder / "embeddings"
@@ -40,7 +42,12 @@ def cached_index(
         except ValueError as error:
             print(f"c2v_sim: {error}; it is built anew", file=sys.stderr)
     index = build_index(
-        federation, config, embeddings=embeddings, checkpoint=checkpoint, on_point=on_point
+        federation,
+        config,
+        embeddings=embeddings,
+        checkpoint=checkpoint,
+        on_point=on_point,
+        stop=stop,
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     index.save(path)

@@ -6,29 +6,25 @@ clients, 10 local epochs and a fresh Adam, by the arena and cohort code of ordin
 
 A point of the curve is the mean of the four losses over an epoch (GLOBAL) or a round (FEDERATED),
 in the order of dsa_ign.LOSSES. All randomness comes from (seed, epoch) or (seed, round, client),
-so a run that goes on from its checkpoint has the bits of one that was never stopped.
+so a run that goes on from its checkpoint has the bits of one that was never stopped. A checkpoint
+may be of the middle of an epoch (GLOBAL), which can take minutes.
 """
 
-import json
 import math
-import time
+import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from c2v_sim.aggregation import average, shares
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.arena import Arena, layout_of
-from c2v_sim.atomic import write_atomically
-from c2v_sim.cohort import LocalTraining, TrainingError, batch_bounds, train_cohort
-from c2v_sim.config import ConfigError
+from c2v_sim.cohort import Interrupted, LocalTraining, TrainingError, batch_bounds, train_cohort
 from c2v_sim.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
+from c2v_sim.index_checkpoint import Checkpoints, Training, fingerprint, load_training
 from c2v_sim.index_config import IndexConfig
 from c2v_sim.lanes import Lanes, lane_count
 from c2v_sim.local_client import LocalClient
@@ -37,10 +33,6 @@ from c2v_sim.partition import Partition
 from c2v_sim.sampling import cohort_size
 from c2v_sim.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
 from c2v_sim.threads import intra_op_threads
-
-SECONDS_BETWEEN_CHECKPOINTS = 30.0
-# Settings that may differ from the checkpoint's: they do not decide the bits on the way.
-FREE_ON_RESUME = ("lanes", "device", "epochs", "patience", "tolerance", "max_samples")
 
 
 class Pairs:
@@ -65,27 +57,6 @@ class Pairs:
         return self.images.index_select(0, ids), self.labels[self.y.index_select(0, ids)]
 
 
-@dataclass
-class Training:
-    """The state of a training: what a checkpoint holds."""
-
-    parameters: Tensor  # [1, P], an arena row
-    moments: Tensor  # [2, P], Adam's (GLOBAL; a client's Adam does not outlive its round)
-    curve: list[list[float]] = field(default_factory=list)  # a point an epoch or round
-
-    def plateaued(self, config: IndexConfig) -> bool:
-        """True if the last `patience` points brought the total no further down."""
-        if config.patience == 0 or len(self.curve) <= config.patience:
-            return False
-        weights = loss_weights(config.omit_loss)
-        totals = [sum(w * v for w, v in zip(weights, p, strict=True)) for p in self.curve]
-        recent, before = totals[-config.patience :], totals[: -config.patience]
-        return min(recent) > min(before) - config.tolerance
-
-    def finished(self, config: IndexConfig) -> bool:
-        return len(self.curve) >= config.points or self.plateaued(config)
-
-
 OnPoint = Callable[[Training], None]
 
 
@@ -97,33 +68,42 @@ def train_network(
     checkpoint: Path | None = None,
     identity: str = "",
     on_point: OnPoint = lambda training: None,
+    stop: threading.Event | None = None,
 ) -> tuple[IndexNetwork, list[list[float]]]:
     """The trained network in eval mode, and the curve [points, 4].
 
     `checkpoint` is read if it exists and written on the way; `identity` names data and partition,
     so that a checkpoint of others is refused. `on_point` is called after each epoch or round.
+    Once `stop` is set, the step in flight is finished, the checkpoint written, Interrupted raised.
     """
+    stop = stop or threading.Event()
     network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
     layout = layout_of(network)
     server = Arena(layout, 1, pairs.device)
     server.read(network, 0)
-    training = Training(server.data, torch.zeros(2, layout.trainable, device=pairs.device))
-    settings = _fingerprint(config, identity)
+    moments = torch.zeros(2, layout.trainable, device=pairs.device)
+    training = Training(server.data, moments, sums=torch.zeros(len(LOSSES), device=pairs.device))
+    settings = fingerprint(config, identity)
     if checkpoint is not None and checkpoint.exists():
         load_training(checkpoint, training, settings)
-    saved = time.monotonic()
+    checkpoints = Checkpoints(checkpoint, training, settings)
 
-    def after_point() -> None:
-        nonlocal saved
-        done = training.finished(config)
-        if checkpoint and (done or time.monotonic() - saved > SECONDS_BETWEEN_CHECKPOINTS):
-            save_training(checkpoint, training, settings)
-            saved = time.monotonic()
-        on_point(training)
+    def after_step() -> None:
+        """`training` is whole: an end if that is wished, or a checkpoint if it is time."""
+        if stop.is_set():
+            raise Interrupted
+        done = training.step == 0 and training.finished(config)
+        checkpoints.save_if_due(anyway=done)
+        if training.step == 0:
+            on_point(training)
 
     if not training.finished(config):
         train = train_global if config.strategy == "global" else train_federated
-        train(network, server, training, pairs, partition, config, after_point)
+        try:
+            train(network, server, training, pairs, partition, config, after_step, stop)
+        except Interrupted:  # of a federated round in flight nothing is in `training`
+            checkpoints.save()
+            raise
     network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
     network.load_state_dict(server.state_dict(0))
     return network.to(pairs.device).eval(), training.curve
@@ -146,7 +126,8 @@ def train_global(
     pairs: Pairs,
     partition: Partition,
     config: IndexConfig,
-    after_point: Callable[[], None],
+    after_step: Callable[[], None],
+    stop: threading.Event,
 ) -> None:
     """Train server row 0 on the uploaded pairs, epoch after epoch."""
     client = LocalClient(network, server.layout, pairs.device)
@@ -160,17 +141,25 @@ def train_global(
         while not training.finished(config):
             epoch = len(training.curve) + 1
             client.generator.manual_seed(torch_seed(config.seed, epoch, 0))
+            if training.step:
+                client.generator.set_state(training.random)
             order = rng(config.seed, INDEX_SHUFFLE, epoch).permutation(len(pool))
             shuffled = torch.from_numpy(pool[order]).to(pairs.device)
-            total = torch.zeros(len(LOSSES), device=pairs.device)
-            for begin, end in bounds:
+            for begin, end in bounds[training.step :]:
                 parts = losses(network, *pairs.batch(shuffled[begin:end]))
                 (parts @ weights).backward()
                 adam.step()
                 gradients.zero_()
-                total += parts.detach() * (end - begin)
-            training.curve.append(_point(total / bounds[-1][1], f"epoch {epoch}", config))
-            after_point()
+                training.sums += parts.detach() * (end - begin)
+                training.step += 1
+                if training.step < len(bounds):
+                    training.random = client.generator.get_state()
+                    after_step()
+            mean = training.sums / bounds[-1][1]
+            training.curve.append(_point(mean, f"epoch {epoch}", config))
+            training.step = 0
+            training.sums.zero_()
+            after_step()
 
 
 def resumable_adam(
@@ -180,7 +169,7 @@ def resumable_adam(
     parameter = nn.Parameter(row)  # the same memory
     parameter.grad = gradients
     adam = torch.optim.Adam([parameter], lr=config.index_lr, fused=True)
-    done = torch.tensor(float(len(training.curve) * steps), device=row.device)
+    done = torch.tensor(float(len(training.curve) * steps + training.step), device=row.device)
     first, second = training.moments
     adam.state[parameter] = {"step": done, "exp_avg": first, "exp_avg_sq": second}
     return adam
@@ -208,14 +197,14 @@ def train_federated(
     pairs: Pairs,
     partition: Partition,
     config: IndexConfig,
-    after_point: Callable[[], None],
+    after_round: Callable[[], None],
+    stop: threading.Event,
 ) -> None:
     """FedAvg over the clients, round after round, into server row 0."""
     size = cohort_size(config.participation, partition.clients)
     cohort = Arena(server.layout, size, pairs.device)
-    lanes = Lanes(
-        network, server.layout, min(size, lane_count(config.lanes, pairs.device)), pairs.device
-    )
+    count = min(size, lane_count(config.lanes, pairs.device))
+    lanes = Lanes(network, server.layout, count, pairs.device, stop)
     algorithm = IndexLoss(loss_weights(config.omit_loss), partition.clients, pairs.device)
     how = LocalTraining(
         epochs=config.local_epochs,
@@ -234,7 +223,7 @@ def train_federated(
             seen = sum(batch_bounds(n, config.batch_size)[-1][1] for n in partition.sizes[clients])
             mean = algorithm.sums[torch.from_numpy(clients)].sum(0) / (seen * config.local_epochs)
             training.curve.append(_point(mean, f"round {t}", config))
-            after_point()
+            after_round()
     finally:
         lanes.close()
 
@@ -253,33 +242,3 @@ def _point(mean: Tensor, when: str, config: IndexConfig) -> list[float]:
             f"lower index_lr (now {config.index_lr})"
         )
     return values
-
-
-def _fingerprint(config: IndexConfig, identity: str) -> dict[str, str]:
-    """Everything that decides the bits of a training, to recognise a foreign checkpoint."""
-    settings = {k: json.dumps(v) for k, v in asdict(config).items() if k not in FREE_ON_RESUME}
-    return settings | {"data": identity}
-
-
-def save_training(path: Path, training: Training, settings: dict[str, str]) -> None:
-    """Write the checkpoint: whole, or not at all."""
-    tensors = {"parameters": training.parameters.cpu(), "moments": training.moments.cpu()}
-    about = settings | {"curve": json.dumps(training.curve)}
-    write_atomically(path, lambda p: save_file(tensors, str(p), metadata=about))
-
-
-def load_training(path: Path, training: Training, settings: dict[str, str]) -> None:
-    """Put `training` back to the saved state; a checkpoint of another training is refused."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            about = file.metadata() or {}
-            differing = [name for name, value in settings.items() if about.get(name) != value]
-            if differing:
-                values = [f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing]
-                shown = "; ".join(values)
-                raise ConfigError(f"the checkpoint {path} is of another training ({shown})")
-            training.parameters.copy_(file.get_tensor("parameters"))
-            training.moments.copy_(file.get_tensor("moments"))
-            training.curve[:] = json.loads(about["curve"])
-    except (SafetensorError, KeyError, RuntimeError, OSError) as error:
-        raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error

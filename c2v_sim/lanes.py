@@ -78,8 +78,8 @@ class Lanes:
     ) -> Iterator[tuple[Item, Result]]:
         """Yield (item, work(lane, item)) as they finish; items start in the given order.
 
-        An error in a lane, or one raised while waiting (Ctrl-C), stops the others after their
-        current step and is raised.
+        An error in a lane, or one raised while waiting, stops the others after their current
+        step and is raised.
         """
 
         def on_free_lane(item: Item) -> Result:

@@ -3,8 +3,8 @@
 config.toml        every setting
 manifest.json      data source and hash, partition, evaluation, versions, commit, machine
 partition.npz      which sample belongs to which client
-rounds.jsonl       one record a round, on disk as soon as the round is done
-checkpoint.safetensors   where `--resume` goes on
+rounds.jsonl       one record a round, written as soon as the round is done
+checkpoints/       where `--resume` goes on: the two newest generations (checkpoint.py)
 model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
 """
 
@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Callable
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -21,9 +22,10 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from c2v_sim.atomic import write_atomically
+from c2v_sim.atomic import flush, new_directory, write_atomically
 from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.evaluation import PROTOCOL
 from c2v_sim.federation import Federation
@@ -33,17 +35,19 @@ from c2v_sim.records import Result, RoundRecord
 from c2v_sim.simulator import Simulator
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
-ROUNDS, CHECKPOINT, RESULT = "rounds.jsonl", "checkpoint.safetensors", "result.json"
+ROUNDS, CHECKPOINTS, RESULT = "rounds.jsonl", "checkpoints", "result.json"
 MODEL, PICTURE = "model.safetensors", "accuracy.png"
 
 
 def create_run_directory(path: Path, simulator: Simulator, label: str, command: str) -> None:
-    """Make `path`, which must not exist, and write what is known before training."""
-    path.mkdir(parents=True, exist_ok=False)
+    """Make `path`, which must not exist, with what is known before training: all or nothing."""
     name = simulator.federation.dataset.name
-    write_text(path / CONFIG, f"# trained on {name}\n" + to_toml(simulator.config))
-    write_text(path / MANIFEST, to_json(manifest(simulator, label, command)))
-    simulator.federation.partition.save(path / PARTITION)
+    facts = to_json(manifest(simulator, label, command))
+    with new_directory(path) as folder:
+        (folder / CHECKPOINTS).mkdir()
+        (folder / CONFIG).write_text(f"# trained on {name}\n" + to_toml(simulator.config))
+        (folder / MANIFEST).write_text(facts)
+        simulator.federation.partition.save(folder / PARTITION)
 
 
 def manifest(simulator: Simulator, label: str, command: str) -> dict[str, Any]:
@@ -149,39 +153,58 @@ def cpu_name() -> str:
 
 
 def append_round(path: Path, record: RoundRecord) -> None:
-    """Add one line to rounds.jsonl and flush it to disk."""
-    with (path / ROUNDS).open("a") as file:
-        file.write(json.dumps(dataclasses.asdict(record)) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    """Add one line to rounds.jsonl; a kill of this process cannot take it back."""
+    with (path / ROUNDS).open("ab") as file:
+        file.write(to_line(record))
 
 
-def read_rounds(path: Path, last: int | None = None) -> list[RoundRecord]:
-    """The records of a run directory, up to round `last`; a torn last line is left out."""
-    records = []
-    file = path / ROUNDS
-    for line in file.read_text().splitlines() if file.exists() else []:
-        try:
-            records.append(RoundRecord(**json.loads(line)))
-        except (json.JSONDecodeError, TypeError):
-            break
-    return [r for r in records if last is None or r.round <= last]
+def flush_rounds(path: Path) -> None:
+    """Wait until the lines of rounds.jsonl are on disk: a power failure cannot take them."""
+    flush(path / ROUNDS)
 
 
-def rewrite_rounds(path: Path, records: list[RoundRecord]) -> None:
-    """Replace rounds.jsonl, when a resumed run drops rounds after its checkpoint."""
-    lines = [json.dumps(dataclasses.asdict(r)) + "\n" for r in records]
-    write_text(path / ROUNDS, "".join(lines))
+def rewrite_rounds(path: Path, lines: list[bytes]) -> None:
+    """Replace rounds.jsonl: a resumed run drops rounds after its checkpoint."""
+    write_atomically(path / ROUNDS, lambda p: p.write_bytes(b"".join(lines)))
 
 
-def finish(path: Path, simulator: Simulator, result: Result) -> None:
-    """Write what is known after training: model, summary, picture."""
+def to_line(record: RoundRecord) -> bytes:
+    return json.dumps(dataclasses.asdict(record)).encode() + b"\n"
+
+
+def parse_rounds(lines: list[bytes]) -> list[RoundRecord]:
+    """The records in lines of rounds.jsonl."""
+    return [RoundRecord(**json.loads(line)) for line in lines]
+
+
+def finish(path: Path, simulator: Simulator, result: Result) -> dict[str, OSError]:
+    """Write what is known after training: model, summary, picture; what could not be, and why."""
     name = simulator.federation.dataset.name
-    state = simulator.global_model()
-    about = {"dataset": name, "model": simulator.config.model, "round": str(simulator.round)}
-    write_atomically(path / MODEL, lambda p: save_file(state, str(p), metadata=about))
-    write_text(path / RESULT, to_json(summary(simulator, result)))
-    plot_accuracy(path / PICTURE, result, f"{name}, {simulator.config.algorithm}")
+    facts = {"dataset": name, "model": simulator.config.model, "round": simulator.round}
+    about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
+    if simulator.client_accuracy is None:  # resumed after its last round
+        simulator.evaluate()
+
+    def write_model(file: Path) -> None:
+        try:
+            save_file(simulator.global_model(), str(file), metadata=about)
+        except SafetensorError as error:  # a full disk, for example
+            raise OSError(None, str(error), str(file)) from error
+
+    text = to_json(summary(simulator, result))
+    picture = accuracy_figure(result, f"{name}, {simulator.config.algorithm}")
+    writers: dict[str, Callable[[Path], object]] = {
+        MODEL: write_model,
+        RESULT: lambda p: p.write_text(text),
+        PICTURE: lambda p: picture.savefig(p, format="png"),
+    }
+    failed = {}
+    for file, write in writers.items():
+        try:
+            write_atomically(path / file, write)
+        except OSError as error:
+            failed[file] = error
+    return failed
 
 
 def summary(simulator: Simulator, result: Result) -> dict[str, Any]:
@@ -204,8 +227,8 @@ def summary(simulator: Simulator, result: Result) -> dict[str, Any]:
     }
 
 
-def plot_accuracy(path: Path, result: Result, title: str) -> None:
-    """The accuracy curve as a picture."""
+def accuracy_figure(result: Result, title: str) -> Any:
+    """The accuracy curve, a matplotlib Figure."""
     from matplotlib.figure import Figure  # slow to import; no window system is touched
 
     figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
@@ -221,7 +244,7 @@ def plot_accuracy(path: Path, result: Result, title: str) -> None:
     axes.set(title=title, xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
     axes.grid(alpha=0.3)
     axes.legend()
-    write_atomically(path, lambda p: figure.savefig(p, format="png"))
+    return figure
 
 
 def write_text(path: Path, text: str) -> None:

@@ -8,15 +8,15 @@ import argparse
 import dataclasses
 import json
 import shlex
-import signal
 import sys
+import traceback
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from c2v_sim import report
-from c2v_sim.checkpoint import load_checkpoint, save_checkpoint
-from c2v_sim.cohort import TrainingError
+from c2v_sim.checkpoint import CheckpointError
+from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import (
     FIELDS,
     PRESETS,
@@ -29,6 +29,8 @@ from c2v_sim.config import (
 )
 from c2v_sim.datasets import load_dataset
 from c2v_sim.federation import Federation
+from c2v_sim.interrupt import Interrupt
+from c2v_sim.journal import Journal
 from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.partition import Partition, make_partition
@@ -38,10 +40,6 @@ from c2v_sim.simulator import Simulator
 
 # Settings that change where and how fast a run goes, not its result: a resume may change them.
 FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every"}
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, handled like Ctrl-C with another exit code."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -159,8 +157,6 @@ def prepare(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
     simulator = Simulator(federation, config)
     if arguments.resume:
         check_same_data(arguments.resume, federation)
-        if (out_checkpoint := arguments.resume / report.CHECKPOINT).exists():
-            load_checkpoint(out_checkpoint, simulator)
     return simulator, out or default_directory(config, federation.dataset.name), label
 
 
@@ -175,23 +171,22 @@ def check_same_data(folder: Path, federation: Federation) -> None:
         )
 
 
-def train(simulator: Simulator, out: Path) -> Result:
-    """All remaining rounds, each recorded as it ends; a checkpoint however it ends."""
-    config = simulator.config
-    result = Result(report.read_rounds(out, last=simulator.round))
-    report.rewrite_rounds(out, result.records)
-    bar = Progress(config.rounds, simulator.cohort_size, done=simulator.round)
+def train(simulator: Simulator, journal: Journal) -> None:
+    """All remaining rounds, each recorded as it ends; a checkpoint at the end or when stopped.
+
+    After a failure no checkpoint is made: the last one is good, the state now may not be.
+    """
+    bar = Progress(simulator.config.rounds, simulator.cohort_size, done=simulator.round)
     try:
         for record in simulator.rounds(bar.client):
-            result.records.append(record)
-            report.append_round(out, record)
+            journal.round(record)
             bar.round(record)
-            if record.round % config.checkpoint_every == 0:
-                save_checkpoint(out / report.CHECKPOINT, simulator)
+        journal.checkpoint()
+    except Interrupted:
+        journal.checkpoint()
+        raise
     finally:
         bar.close()
-        save_checkpoint(out / report.CHECKPOINT, simulator)
-    return result
 
 
 def show_start(simulator: Simulator, out: Path, label: str) -> None:
@@ -231,45 +226,70 @@ def fail(code: int, message: str) -> int:
     return code
 
 
+def finish(journal: Journal, label: str) -> int:
+    """Write and show the results; the exit code says whether all of them are on disk."""
+    simulator, out = journal.simulator, journal.out
+    failed = report.finish(out, simulator, journal.result)
+    show_result(simulator, journal.result, out, label)
+    if not failed and journal.error is None:
+        return 0
+    lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
+    message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
+    if failed or journal.torn:
+        return fail(1, f"{message}. Free some space, then: {resume_command(out)}")
+    print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
+    return 0
+
+
+def resume_command(out: Path) -> str:
+    return shlex.join(["python", "-m", "c2v_sim.run", "--resume", str(out)])
+
+
+def execute(simulator: Simulator, journal: Journal, label: str, interrupt: Interrupt) -> int:
+    """Train in a run directory that exists; the exit code."""
+    again = resume_command(journal.out)
+    try:
+        # A client index that the run needs is built here, with its checkpoint in journal.out.
+        journal.resume()
+        show_start(simulator, journal.out, label)
+        train(simulator, journal)
+        return finish(journal, label)
+    except CheckpointError as error:
+        return fail(2, str(error))
+    except TrainingError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
+    except Interrupted:
+        lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
+        done = f"{interrupt.word} after round {simulator.round}{lost}"
+        return fail(interrupt.code, f"{done}; go on with: {again}")
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; the exit code."""
-
-    def terminate(signum: int, frame: object) -> NoReturn:
-        raise Terminated
-
     arguments = parser().parse_args(argv)
     keep_freed_memory()
-    try:
-        if arguments.print_config:
-            print(to_toml(settings_of(arguments)[0]), end="")
-            return 0
-        simulator, out, label = prepare(arguments)
-    except (ValueError, OSError) as error:
-        return fail(2, str(error))
-    except KeyboardInterrupt:
-        return fail(130, "interrupted before training; nothing was written")
-    previous = signal.signal(signal.SIGTERM, terminate)
-    try:
-        if not arguments.resume:
-            command = shlex.join(["python", "-m", "c2v_sim.run", *(argv or sys.argv[1:])])
-            report.create_run_directory(out, simulator, label, command)
-        show_start(simulator, out, label)
-        result = train(simulator, out)
-        report.finish(out, simulator, result)
-        show_result(simulator, result, out, label)
-        return 0
-    except TrainingError as error:
-        return fail(1, f"{error}. Rounds up to {simulator.round} are kept in {out}")
-    except KeyboardInterrupt as stop:
-        code, word = (143, "terminated") if isinstance(stop, Terminated) else (130, "interrupted")
-        again = f"python -m c2v_sim.run --resume {out}"
-        return fail(code, f"{word} after round {simulator.round}; go on with: {again}")
-    except OSError as error:
-        what = f"cannot write {error.filename or out}: {error.strerror}"
-        return fail(1, f"{what}. Free some space, then: python -m c2v_sim.run --resume {out}")
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        simulator.close()
+    with Interrupt() as interrupt:
+        try:
+            if arguments.print_config:
+                print(to_toml(settings_of(arguments)[0]), end="")
+                return 0
+            simulator, out, label = prepare(arguments)
+            interrupt.stop = simulator.stop
+        except (ValueError, OSError) as error:
+            return fail(2, str(error))
+        except KeyboardInterrupt:
+            return fail(interrupt.code, f"{interrupt.word} before training; nothing was written")
+        try:
+            if not arguments.resume:
+                command = shlex.join(["python", "-m", "c2v_sim.run", *(argv or sys.argv[1:])])
+                report.create_run_directory(out, simulator, label, command)
+            return execute(simulator, Journal(out, simulator), label, interrupt)
+        except OSError as error:
+            return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
+        finally:
+            simulator.close()
 
 
 if __name__ == "__main__":

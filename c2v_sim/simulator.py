@@ -21,12 +21,15 @@ from c2v_sim import memory
 from c2v_sim.aggregation import shares
 from c2v_sim.algorithms import ALGORITHMS, Algorithm
 from c2v_sim.arena import Arena, layout_of
-from c2v_sim.client_index import ClientIndex, build_index
+from c2v_sim.client_index import ClientIndex
 from c2v_sim.client_rows import ClientRows
 from c2v_sim.cohort import Interrupted, LocalTraining, batch_bounds, train_cohort
 from c2v_sim.config import RunConfig
+from c2v_sim.determinism import deterministic
+from c2v_sim.dsa_ign import WIDTH
 from c2v_sim.evaluation import Accuracy, accuracy, correct
 from c2v_sim.federation import Federation
+from c2v_sim.index_cache import cached_index
 from c2v_sim.index_config import index_settings
 from c2v_sim.lanes import Lanes, lane_count
 from c2v_sim.local_regulariser import LocalRegulariser, add_projection
@@ -57,8 +60,8 @@ class Simulator:
     ) -> None:
         """`config.clients`, dataset and partition fields are taken from `federation` instead.
 
-        index: steers the improvements of the config; without one, an index is built where they
-        need it. scratch: folder for client state that does not fit in memory.
+        index: what the improvements of the config use; without one, it is built before the first
+        round, or `use_index` brings it. scratch: folder for client state beyond the memory.
         """
         self.federation, self.config = federation, config or RunConfig()
         config, dataset, partition = self.config, federation.dataset, federation.partition
@@ -69,7 +72,8 @@ class Simulator:
         scale = (dataset.mean, dataset.std, self.device)
         self.train_data = ResidentData(dataset.x_train, dataset.y_train, *scale)
         self.test_data = ResidentData(dataset.x_test, dataset.y_test, *scale)
-        self.index = self._find_index(index)
+        self.index: ClientIndex | None = None
+        self.steering: Steering | None = None
         self.model = self._build_model(model)
         self.layout = layout_of(self.model)
         lanes = min(lane_count(config.lanes, self.device), self.cohort_size)
@@ -87,7 +91,6 @@ class Simulator:
         )
         self.round = 0  # rounds finished
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
-        self.steering = self._build_steering()
         self._server_state: dict[str, Tensor] = {}
         self._client_rows: dict[str, ClientRows] = {}
         self._budget = memory.row_budget(self.device, config.state_memory, 0, scratch)
@@ -97,19 +100,25 @@ class Simulator:
         participants = min(partition.clients, config.rounds * self.cohort_size)
         rows = list(self._client_rows.values())
         self.row_plan = memory.plan_rows(rows, self._budget, participants)
+        if index is not None:
+            self.use_index(index)
 
-    def _find_index(self, index: ClientIndex | None) -> ClientIndex | None:
-        """The index that the improvements use, or None where they need none."""
+    def use_index(self, index: ClientIndex) -> None:
+        """Let `index` steer the improvements; it must be of this federation."""
         config = self.config
         if not config.needs_client_index:
-            return None
-        if index is not None:
-            index.check(self.federation)
-        elif config.index_file:
-            index = ClientIndex.load(config.index_file, self.federation)
-        else:
-            index = build_index(self.federation, index_settings(config))
-        return index if config.index_part == "both" else index.only(config.index_part)
+            raise ValueError("use_index: the config improves nothing by a client index")
+        index.check(self.federation)
+        self.index = index if config.index_part == "both" else index.only(config.index_part)
+        regulariser = self.algorithm.regulariser
+        if regulariser is not None:
+            if self.index.feature.shape[1] != regulariser.index.shape[1]:
+                raise ValueError(
+                    f"use_index: the feature part must have {regulariser.index.shape[1]} columns "
+                    f"({config.index}), got {self.index.feature.shape[1]}"
+                )
+            regulariser.index = self.index.feature.to(self.device)
+        self.steering = self._build_steering(self.index)
 
     @property
     def _moving_index(self) -> bool:
@@ -119,6 +128,14 @@ class Simulator:
     @property
     def _classifier_width(self) -> int:
         return sum(p.numel() for p in self.model.classifier.parameters())  # type: ignore
+
+    @property
+    def _index_width(self) -> int:
+        """Columns of the feature part of the index that case study iii uses."""
+        if self._moving_index:
+            return self._classifier_width
+        classes = self.federation.dataset.classes
+        return WIDTH * (classes if self.config.index == "class-prototypes" else 1)
 
     def _build_model(self, model: nn.Module | None) -> nn.Module:
         """The model with what the algorithm and case study iii add to it."""
@@ -139,15 +156,11 @@ class Simulator:
             check_model(model)
             if "local" in config.improve:
                 self.model = model
-                if self._moving_index:
-                    feature = torch.zeros(0, self._classifier_width)
-                else:
-                    assert self.index is not None
-                    feature = self.index.feature
-                add_projection(model, self._width(model), feature.shape[1], dataset.classes)
+                width = self._index_width
+                add_projection(model, self._width(model), width, dataset.classes)
                 self.algorithm.regulariser = LocalRegulariser(
                     config.regulariser_weight,
-                    feature.to(self.device),
+                    torch.zeros(0, width, device=self.device),  # filled when the index is there
                     orthogonality=not config.omit_local_orth,
                     detach=config.dist_detach,
                 )
@@ -162,13 +175,12 @@ class Simulator:
         model.train(training)
         return z.shape[1]
 
-    def _build_steering(self) -> Steering | None:
+    def _build_steering(self, index: ClientIndex) -> Steering | None:
         config, sizes = self.config, self.federation.partition.sizes
         steered = {"sampling", "aggregation"} & set(config.improve)
         if not steered:
             return None
-        assert self.index is not None
-        parts = [getattr(self.index, name).to(self.device) for name in self.index.parts]
+        parts = [getattr(index, name).to(self.device) for name in index.parts]
         feature, label = parts if len(parts) == 2 else (parts[0], None)
         return Steering(
             feature,
@@ -223,10 +235,19 @@ class Simulator:
         iterator early keeps the finished rounds; a new call goes on after them. When `stop` is
         set, Interrupted is raised, and the unfinished round leaves no trace.
         """
+        if self.config.needs_client_index and self.index is None:
+            self.use_index(self._find_index())
         while self.round < self.config.rounds:
             if self.stop.is_set():
                 raise Interrupted
-            yield self._one_round(self.round + 1, on_client)
+            with deterministic(self.config.deterministic, self.device):
+                record = self._one_round(self.round + 1, on_client)
+            yield record
+
+    def _find_index(self) -> ClientIndex:
+        if self.config.index_file:
+            return ClientIndex.load(self.config.index_file, self.federation)
+        return cached_index(self.federation, index_settings(self.config), stop=self.stop)
 
     def run(self) -> Result:
         """All remaining rounds."""
@@ -313,7 +334,8 @@ class Simulator:
 
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model."""
-        marks = correct(self.lanes, self.server, self.test_data)
+        with deterministic(self.config.deterministic, self.device):
+            marks = correct(self.lanes, self.server, self.test_data)
         result = accuracy(marks, self.federation.partition)
         self.client_accuracy = result.clients
         return result

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ def test_lists_every_operator_and_backend(capsys):
         assert lines[name].count("yes") + lines[name].count("no (") == len(_dispatch.BACKENDS)
         assert lines[name].count("*") == 1
     assert "bandwidth" not in text
+    assert re.search(r"--deterministic \(the default\) costs [+-]\d+ % of a training step", text)
 
 
 def test_says_why_not(monkeypatch):
@@ -40,6 +42,13 @@ def test_measures_small_sizes():
     limits = doctor.measure(CPU, elements=1000, size=16)
     assert limits["bandwidth"] > 0
     assert limits["sgemm"] > 0
+
+
+def test_the_cost_of_determinism_leaves_the_mode_alone():
+    before = torch.get_deterministic_debug_mode()
+    low, median, high = doctor.deterministic_cost(CPU, pairs=3, batch=2)
+    assert 0 < low <= median <= high
+    assert torch.get_deterministic_debug_mode() == before
 
 
 def test_runs_as_a_module():

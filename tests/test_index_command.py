@@ -94,18 +94,29 @@ def test_bad_input_is_refused_before_anything_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def stopped(arguments, when, number):
+    """Start the command and send it a signal at its first line that begins with `when`."""
+    process = subprocess.Popen(command(*arguments), stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith(when):
+            break
+    process.send_signal(number)
+    errors = process.communicate(timeout=120)[1]
+    assert process.returncode == 128 + number, errors
+    assert "stopping after the steps in flight" in errors
+    assert "Traceback" not in errors
+    return errors
+
+
 def test_ctrl_c_and_resume(tmp_path, capsys):
-    """Interrupted after its first epochs, resumed, and equal to one that was never stopped."""
+    """Interrupted after its first epochs, then terminated, resumed: as if never stopped."""
     slow = [*TINY, "--epochs", "9", "--hidden", "256"]
     out = tmp_path / "stopped"
-    process = subprocess.Popen(command(*slow, "--out", str(out)), stderr=subprocess.PIPE, text=True)
-    for line in process.stderr:
-        if line.startswith("epoch "):
-            break
-    process.send_signal(signal.SIGINT)
-    errors = process.stderr.read()
-    assert process.wait(timeout=60) == 130, errors
-    assert f"python -m c2v_sim.index --resume {out}" in errors
+    errors = stopped([*slow, "--out", str(out)], "epoch ", signal.SIGINT)
+    assert f"interrupted; go on with: python -m c2v_sim.index --resume {out}" in errors
+    assert (out / "training.safetensors").exists()  # long before the 30 seconds
+    errors = stopped(["--resume", str(out)], "  directory:", signal.SIGTERM)
+    assert "terminated; go on with" in errors
     assert not (out / "index.safetensors").exists()
     assert index.main(["--resume", str(out), "--epochs", "41"]) == 2
     assert "epochs (was 9, now 41)" in capsys.readouterr().err

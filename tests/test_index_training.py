@@ -1,15 +1,17 @@
 """GLOBAL and FEDERATED training: equal to a slow reference, resumable; they separate domains."""
 
 import dataclasses
+import threading
 
 import pytest
 import torch
 from planted import planted
+from safetensors import SafetensorError
 from slow_index import SlowNetwork, train_federated, train_global
 
-from c2v_sim import index_training
+from c2v_sim import index_checkpoint, index_training
 from c2v_sim.client_index import build_index
-from c2v_sim.cohort import TrainingError
+from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import ConfigError
 from c2v_sim.dsa_ign import build_network
 from c2v_sim.index_config import IndexConfig
@@ -89,7 +91,7 @@ def test_each_client_uploads_once_without_repetition(data):
 
 @pytest.mark.parametrize("strategy", ["global", "federated"])
 def test_an_interrupted_training_goes_on_with_the_same_bits(data, strategy, tmp_path, monkeypatch):
-    monkeypatch.setattr(index_training, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+    monkeypatch.setattr(index_checkpoint, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
     config = dataclasses.replace(TINY, strategy=strategy)
     whole = train(data, config)
     file = tmp_path / "training.safetensors"
@@ -104,6 +106,48 @@ def test_an_interrupted_training_goes_on_with_the_same_bits(data, strategy, tmp_
     assert seen == list(range(2, config.points + 1))
     assert same_bits(whole[0], resumed[0])
     assert whole[1] == resumed[1]
+
+
+@pytest.mark.parametrize(("strategy", "steps"), [("global", 5), ("global", 7), ("federated", 9)])
+def test_a_wish_to_stop_ends_after_the_step_with_a_checkpoint(
+    data, strategy, steps, tmp_path, monkeypatch
+):
+    """54 uploads in batches of 16 are 4 steps an epoch: 5 and 7 are inside the second."""
+    config = dataclasses.replace(TINY, strategy=strategy)
+    whole = train(data, config)
+    file, stop, taken = tmp_path / "training.safetensors", threading.Event(), []
+
+    def counting(*arguments):
+        taken.append(1)
+        if len(taken) == steps:
+            stop.set()
+        return losses(*arguments)
+
+    losses = index_training.losses
+    monkeypatch.setattr(index_training, "losses", counting)
+    with pytest.raises(Interrupted):
+        train(data, config, checkpoint=file, stop=stop)
+    assert len(taken) == steps
+    taken.clear()
+    stop.clear()
+    resumed = train(data, config, checkpoint=file)
+    if strategy == "global":
+        assert len(taken) == 4 * config.epochs - steps  # not one is repeated
+    assert same_bits(whole[0], resumed[0])
+    assert whole[1] == resumed[1]
+
+
+def test_a_full_disk_does_not_end_the_training(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(index_checkpoint, "SECONDS_BETWEEN_CHECKPOINTS", -1.0)
+
+    def full(*_, **__):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(index_checkpoint, "save_file", full)
+    _, curve = train(data, TINY, checkpoint=tmp_path / "training.safetensors")
+    assert len(curve) == TINY.epochs
+    assert capsys.readouterr().err.count("No space left on device") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_checkpoint_of_another_training_is_refused(data, tmp_path):

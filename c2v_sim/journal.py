@@ -1,0 +1,103 @@
+"""The run directory while a run trains: each round's record, and the checkpoints.
+
+rounds.jsonl is written first, then the generation that vouches for it. A write error (a full
+disk) does not end the run: it is said once, tried again at the next checkpoint with everything
+that is still in memory, and `unsaved` says at any time what is not on disk.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from c2v_sim import report
+from c2v_sim.checkpoint import load_checkpoint, save_checkpoint
+from c2v_sim.simulator import Result, RoundRecord, Simulator
+
+
+class Journal:
+    """Keeps `out` in step with `simulator`; `result` has the records of all finished rounds."""
+
+    def __init__(self, out: Path, simulator: Simulator) -> None:
+        self.out, self.simulator, self.result = out, simulator, Result()
+        self.saved_rounds = 0  # whose records are in rounds.jsonl
+        self.torn = False  # rounds.jsonl is to be written anew
+        self.saved_state = 0  # the round of the newest checkpoint
+        self.error: OSError | None = None  # since which not everything is on disk
+
+    def resume(self) -> None:
+        """Bring simulator and rounds.jsonl back to the newest checkpoint, or to the beginning."""
+        for leftover in self.out.glob("*.partial"):  # of a process that was killed
+            leftover.unlink()
+        rounds = self.out / report.ROUNDS
+        lines = load_checkpoint(self.out / report.CHECKPOINTS, self.simulator, rounds)
+        self.result.records[:] = report.parse_rounds(lines)
+        self.saved_state = self.saved_rounds = self.simulator.round
+        self.torn = rounds.exists() and rounds.read_bytes() != b"".join(lines)
+        self._try(self._save)
+
+    def round(self, record: RoundRecord) -> None:
+        """Take a finished round's record, and make a checkpoint where one is due."""
+        self.result.records.append(record)
+        if not self.torn:
+            self._try(self._append)
+        if record.round % self.simulator.config.checkpoint_every == 0:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Put everything on disk that is not there yet."""
+        failed = self.error
+        if not self._try(self._save):
+            return
+        self.error = None
+        if failed is not None:
+            _say(f"{self.out} can be written again; all rounds up to {self.saved_state} are saved")
+
+    def unsaved(self) -> list[str]:
+        """What is in memory only, in words."""
+        done, out = self.simulator.round, []
+        if self.saved_rounds < done:
+            out.append(f"the records of rounds {self.saved_rounds + 1} to {done}")
+        if self.saved_state < done:
+            out.append(f"the state after round {done} ({self.goes_on()})")
+        return out
+
+    def goes_on(self) -> str:
+        """Where a resume would begin."""
+        return f"a resume goes on after round {self.saved_state}"
+
+    def _append(self) -> None:
+        self.torn = True  # until the whole line is there
+        report.append_round(self.out, self.result.records[-1])
+        self.torn = False
+        self.saved_rounds += 1
+
+    def _save(self) -> None:
+        done = self.simulator.round
+        if self.torn:
+            report.rewrite_rounds(self.out, [report.to_line(r) for r in self.result.records])
+            self.torn, self.saved_rounds = False, done
+        if self.saved_state != done:
+            report.flush_rounds(self.out)
+            checkpoints = self.out / report.CHECKPOINTS
+            save_checkpoint(checkpoints, self.simulator, self.out / report.ROUNDS)
+            self.saved_state = done
+
+    def _try(self, write: Callable[[], None]) -> bool:
+        try:
+            write()
+            return True
+        except OSError as error:
+            if self.error is None:
+                _say(
+                    f"warning: cannot write {error.filename or self.out}: "
+                    f"{error.strerror or error}. The run goes on in memory and tries again every "
+                    f"{self.simulator.config.checkpoint_every} rounds; free some space"
+                )
+            self.error = error
+            return False
+
+
+def _say(line: str) -> None:
+    tqdm.write(line, file=sys.stderr)  # above the bar, where there is one

@@ -1,0 +1,202 @@
+"""Generations on disk: whole, checked, and the older one taken when the newest is damaged."""
+
+import errno
+import json
+import shutil
+
+import pytest
+import torch
+from federations import image_federation
+
+from c2v_sim import RunConfig, Simulator, checkpoint, report
+from c2v_sim.checkpoint import (
+    CheckpointError,
+    generations,
+    load_checkpoint,
+    read_tensors,
+    save_checkpoint,
+    write_tensors,
+)
+
+CONFIG = RunConfig(model="linear", rounds=4, participation=0.5, local_epochs=1, lanes=1)
+
+
+@pytest.fixture
+def simulator():
+    made = Simulator(image_federation(), CONFIG)
+    yield made
+    made.close()
+
+
+def save(folder, simulator):
+    return save_checkpoint(folder / "checkpoints", simulator, folder / report.ROUNDS)
+
+
+def load(folder, simulator):
+    return load_checkpoint(folder / "checkpoints", simulator, folder / report.ROUNDS)
+
+
+def train_and_save(folder, simulator, rounds=3):
+    """A generation after every round; the state after each, by round."""
+    states = {}
+    for record in simulator.rounds():
+        report.append_round(folder, record)
+        save(folder, simulator)
+        states[record.round] = {n: t.clone() for n, t in simulator.state().items()}
+        if record.round == rounds:
+            return states
+    raise AssertionError("the run is shorter than asked for")
+
+
+def test_tensors_come_back_whatever_the_pieces(tmp_path, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    tensors = {
+        "rows": torch.randn(37, 101, generator=generator),
+        "transposed": torch.randn(30, 20, generator=generator).T,
+        "empty": torch.zeros(1, 0, dtype=torch.int64),
+        "ids": torch.arange(777),
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "flags": torch.arange(9) % 2 == 0,
+    }
+    for size in (1000, 1001, 4096, 10**6):
+        monkeypatch.setattr(checkpoint, "FILE_BYTES", size)
+        folder = tmp_path / str(size)
+        folder.mkdir()
+        manifest = json.loads(json.dumps(write_tensors(folder, tensors, "data")))
+        assert all(f.stat().st_size < size + 1024 for f in folder.iterdir())  # and a header
+        assert len(manifest["files"]) == len(list(folder.iterdir()))
+        got = read_tensors(folder, manifest)
+        assert got.keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            assert got[name].dtype == tensor.dtype, name
+            assert torch.equal(got[name], tensor), name
+    assert len(manifest["files"]) == 1
+
+
+def test_the_two_newest_generations_are_kept_and_the_newest_is_loaded(tmp_path, simulator):
+    states = train_and_save(tmp_path, simulator)
+    assert [p.name for p in generations(tmp_path / "checkpoints")] == ["000002", "000003"]
+    fresh = Simulator(image_federation(), CONFIG)
+    lines = load(tmp_path, fresh)
+    assert fresh.round == 3
+    assert [r.round for r in report.parse_rounds(lines)] == [1, 2, 3]
+    for name, tensor in states[3].items():
+        assert torch.equal(fresh.state()[name], tensor), name
+    assert [r.round for r in fresh.rounds()] == [4]
+    fresh.close()
+
+
+def flip_a_byte(path):
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "a flipped bit": (
+        lambda p: flip_a_byte(p / "state-000.safetensors"),
+        "the bytes of state-000.safetensors do not match their checksum",
+    ),
+    "a lost file": (
+        lambda p: (p / "state-000.safetensors").unlink(),
+        "state-000.safetensors is missing",
+    ),
+    "a cut file": (
+        lambda p: (p / "state-000.safetensors").write_bytes(b"short"),
+        "do not match their checksum",
+    ),
+    "a lost manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json is missing"),
+    "half a manifest": (
+        lambda p: (p / "manifest.json").write_text('{"round": 3,'),
+        "manifest.json cannot be read",
+    ),
+    "an edited manifest": (
+        lambda p: (p / "manifest.json").write_text(
+            (p / "manifest.json").read_text().replace('"round": 3', '"round": 2')
+        ),
+        "the text of manifest.json does not match its checksum",
+    ),
+    "lost records": (
+        lambda p: (p.parents[1] / "rounds.jsonl").write_bytes(
+            b"".join((p.parents[1] / "rounds.jsonl").read_bytes().splitlines(True)[:2])
+        ),
+        "rounds.jsonl no longer begins with its 3 records",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_generation_is_named_and_the_older_one_taken(tmp_path, simulator, capsys, kind):
+    states = train_and_save(tmp_path, simulator)
+    damage, message = DAMAGE[kind]
+    damage(tmp_path / "checkpoints" / "000003")
+    lines = load(tmp_path, simulator)
+    warning = capsys.readouterr().err
+    assert message in warning
+    assert "000003" in warning
+    assert "of round 2" in warning
+    assert simulator.round == len(lines) == 2
+    assert torch.equal(simulator.state()["server"], states[2]["server"])
+    # The damaged one gives way when the run comes to the same round again.
+    (tmp_path / report.ROUNDS).write_bytes(b"".join(lines))
+    again = train_and_save(tmp_path, simulator)
+    assert torch.equal(again[3]["server"], states[3]["server"])
+    load(tmp_path, simulator)
+    assert simulator.round == 3
+    assert capsys.readouterr().err == ""
+
+
+def test_an_earlier_checkpoint_than_a_damaged_one_removes_it(tmp_path, simulator):
+    train_and_save(tmp_path, simulator)
+    flip_a_byte(tmp_path / "checkpoints" / "000003" / "state-000.safetensors")
+    load(tmp_path, simulator)
+    save(tmp_path, simulator)  # as an interruption right after the resume
+    assert [p.name for p in generations(tmp_path / "checkpoints")] == ["000002"]
+
+
+def test_two_damaged_generations_are_refused_with_both_reasons(tmp_path, simulator):
+    train_and_save(tmp_path, simulator)
+    flip_a_byte(tmp_path / "checkpoints" / "000003" / "state-000.safetensors")
+    (tmp_path / "checkpoints" / "000002" / "manifest.json").unlink()
+    with pytest.raises(CheckpointError) as error:
+        load(tmp_path, simulator)
+    text = str(error.value)
+    assert "000003: the bytes of state-000.safetensors" in text
+    assert "000002: manifest.json is missing" in text
+    assert f"delete {tmp_path / 'checkpoints'} and resume again" in text
+    shutil.rmtree(tmp_path / "checkpoints")
+    assert load(tmp_path, simulator) == []
+
+
+def test_another_models_checkpoint_is_refused(tmp_path, simulator):
+    train_and_save(tmp_path, simulator)
+    other = Simulator(image_federation(), RunConfig(**{**vars(CONFIG), "model": "mlp"}))
+    with pytest.raises(CheckpointError, match="belongs to another model than mlp"):
+        load(tmp_path, other)
+    other.close()
+
+
+def test_leftovers_of_a_kill_are_removed(tmp_path, simulator):
+    states = train_and_save(tmp_path, simulator, rounds=1)
+    leftover = tmp_path / "checkpoints" / ".000002.partial"
+    leftover.mkdir()
+    (leftover / "state-000.safetensors").write_bytes(b"half")
+    load(tmp_path, simulator)
+    assert not leftover.exists()
+    assert torch.equal(simulator.state()["server"], states[1]["server"])
+
+
+def test_a_failing_write_leaves_the_older_generations_alone(tmp_path, simulator, monkeypatch):
+    train_and_save(tmp_path, simulator, rounds=2)
+    before = {p: p.read_bytes() for p in (tmp_path / "checkpoints").rglob("*.*") if p.is_file()}
+    report.append_round(tmp_path, next(simulator.rounds()))
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(tmp_path, simulator)
+    after = {p: p.read_bytes() for p in (tmp_path / "checkpoints").rglob("*.*") if p.is_file()}
+    assert after == before
+    assert len(list((tmp_path / "checkpoints").iterdir())) == 2
