@@ -9,10 +9,18 @@ from c2v_sim.models import MODELS, NORMED_MODELS, build_model, check_model
 from c2v_sim.seeding import seeded_construction
 
 SHAPE = (32, 32, 3)
+SHAPES = {"lstm": (20,)}  # of a sample, where it is not an image
 
 
 def build(name, **options):
-    return build_model(name, **{"classes": 10, "input_shape": SHAPE, "seed": 0, **options})
+    shape = SHAPES.get(name, SHAPE)
+    return build_model(name, **{"classes": 10, "input_shape": shape, "seed": 0, **options})
+
+
+def samples(name, batch=3, seed=1):
+    if name != "lstm":
+        return images(batch, seed=seed)
+    return torch.randint(80, (batch, 20), generator=torch.Generator().manual_seed(seed))
 
 
 def images(batch=3, shape=SHAPE, seed=1):
@@ -29,6 +37,7 @@ def images(batch=3, shape=SHAPE, seed=1):
         ("resnet18", 11_173_962, 512),
         ("mlp", 3072 * 200 + 200 + 200 * 10 + 10, 200),
         ("linear", 3072 * 10 + 10, 3072),
+        ("lstm", 819_920 - 70 * 257, 256),
     ],
 )
 @pytest.mark.parametrize("norm", ["batch", "group"])
@@ -36,8 +45,8 @@ def test_parameters_shapes_and_composition(name, parameters, d, norm):
     model = build(name, norm=norm).eval()
     assert sum(p.numel() for p in model.parameters()) == parameters
     with torch.no_grad():
-        z = model.features(images())
-        logits = model(images())
+        z = model.features(samples(name))
+        logits = model(samples(name))
     assert z.shape == (3, d)
     assert isinstance(model.classifier, nn.Linear)
     assert torch.equal(model.classifier(z), logits)
@@ -46,7 +55,7 @@ def test_parameters_shapes_and_composition(name, parameters, d, norm):
 
 
 def test_every_model_is_covered_here():
-    assert set(MODELS) == {"cnn", "resnet8", "resnet18", "mlp", "linear"}
+    assert set(MODELS) == {"cnn", "resnet8", "resnet18", "mlp", "linear", "lstm"}
     assert set(NORMED_MODELS) < set(MODELS)
 
 
@@ -191,13 +200,14 @@ def test_resnet18_keys_are_torchvisions():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("vgg", {}, "one of cnn, resnet8, resnet18, mlp, linear, got 'vgg'"),
+        ("vgg", {}, "one of cnn, resnet8, resnet18, mlp, linear, .*got 'vgg'"),
         ("resnet8", {"norm": "layer"}, "one of batch, group, got 'layer'"),
         ("cnn", {"classes": 0}, "cnn: classes must be >= 1, got 0"),
         ("cnn", {"input_shape": (15, 32, 3)}, "at least 16×16, got 15×32"),
         ("cnn", {"input_shape": (512,)}, r"needs images.*got \(512,\).*mlp or linear"),
         ("resnet18", {"input_shape": (5, 5)}, r"needs images.*got \(5, 5\)"),
         ("mlp", {"input_shape": ()}, r"positive sizes, got \(\)"),
+        ("lstm", {"input_shape": (32, 32, 3)}, r"lstm needs text.*got \(32, 32, 3\).*cnn"),
         ("linear", {"input_shape": (0, 3)}, r"positive sizes, got \(0, 3\)"),
     ],
 )
