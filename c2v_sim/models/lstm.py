@@ -1,4 +1,4 @@
-"""LEAF's character model (Caldas et al. 2018): text [B, T] → logits of the next character [B, K]."""
+"""LEAF's character model (Caldas et al. 2018): text [B, T] → logits of the next one [B, K]."""
 
 from torch import Tensor, nn
 
