@@ -1,20 +1,23 @@
 """Client networks: images [B, C, H, W], features [B, …] or text [B, T] → logits [B, K].
 
 Every model splits as the paper needs it, forward(x) = classifier(features(x)): `features` gives
-z [B, d], `classifier` is the last linear layer g. All layers start from PyTorch's default
-initialisation.
+z [B, d], `classifier` is the last linear layer g.
 
-| model    | definition                                                       | d   | K = 10     |
-|----------|------------------------------------------------------------------|-----|------------|
-| cnn      | 5×5 convolutions 32 and 64, each max-pooled, then 512 (FedAvg)    | 512 | 878,538    |
-| resnet8  | 3×3 stem 16, one basic block each of 16, 32, 64 channels          | 64  | 78,042     |
-| resnet18 | 3×3 stem 64, two basic blocks each of 64, 128, 256, 512 channels  | 512 | 11,173,962 |
-| mlp      | flattened input, one hidden layer of 200                          | 200 |            |
-| linear   | flattened input                                                   |     |            |
-| lstm     | 8-d embedding of 80 characters, two LSTM layers of 256 (LEAF)     | 256 | 801,930    |
+| model             | definition                                             | d    | parameters |
+|-------------------|--------------------------------------------------------|------|------------|
+| cnn               | 5×5 convolutions 32 and 64, pooled, 512 (FedAvg)       | 512  | 878,538    |
+| resnet8           | 3×3 stem 16, a basic block each of 16, 32, 64 channels | 64   | 78,042     |
+| resnet18          | 3×3 stem 64, two blocks each of 64, 128, 256, 512      | 512  | 11,173,962 |
+| mlp               | flattened input, one hidden layer of 200               | 200  | 616,610    |
+| linear            | flattened input                                        | 3072 | 30,730     |
+| lstm              | 8-d embedding of 80 characters, two LSTM layers of 256 | 256  | 819,920    |
+| resnet18-imagenet | the same blocks behind torchvision's 7×7 stem          | 512  | 11,202,162 |
+| mobilenetv2       | torchvision's layout, dropout 0.2 before g             | 1280 | 2,287,922  |
+| cct               | CCT-7/3x1: transformer on convolutional tokens         | 256  | 3,967,027  |
 
-Parameters are for 32×32 RGB; lstm has 819,920 at its own K = 80. The ResNets carry torchvision's
-key names.
+Parameters are for 32×32 RGB and 10 classes down to linear, 80 classes for lstm, 64×64 RGB and 50
+classes below it. ResNets and MobileNetV2 carry torchvision's key names. The last three start from
+their papers' initialisation, the others from PyTorch's default.
 """
 
 from __future__ import annotations
@@ -25,10 +28,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from c2v_sim.models.cct import CCT
 from c2v_sim.models.cnn import CNN
 from c2v_sim.models.common import NORMS, InputShape
 from c2v_sim.models.lstm import LSTM
 from c2v_sim.models.mlp import MLP
+from c2v_sim.models.mobilenet import MobileNetV2
+from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.models.resnet import ResNet
 from c2v_sim.seeding import seeded_construction
 
@@ -37,21 +43,35 @@ __all__ = [
     "NORMED_MODELS",
     "NORMS",
     "InputShape",
+    "Pretrained",
     "build_model",
     "check_model",
+    "load_pretrained",
     "logits",
 ]
+
+RESNET18 = [64, 128, 256, 512]
 
 # name → builder(classes, input_shape, norm)
 MODELS: dict[str, Callable[[int, InputShape, str], nn.Module]] = {
     "cnn": lambda classes, shape, norm: CNN(classes, shape),
     "resnet8": lambda classes, shape, norm: ResNet(classes, shape, norm, [16, 32, 64], 1),
-    "resnet18": lambda classes, shape, norm: ResNet(classes, shape, norm, [64, 128, 256, 512], 2),
+    "resnet18": lambda classes, shape, norm: ResNet(classes, shape, norm, RESNET18, 2),
     "mlp": lambda classes, shape, norm: MLP(classes, shape, 200),
     "linear": lambda classes, shape, norm: MLP(classes, shape, 0),
     "lstm": lambda classes, shape, norm: LSTM(classes, shape),
+    "resnet18-imagenet": lambda classes, shape, norm: ResNet(
+        classes, shape, norm, RESNET18, 2, imagenet_stem=True
+    ),
+    "mobilenetv2": lambda classes, shape, norm: MobileNetV2(classes, shape, norm),
+    "cct": lambda classes, shape, norm: CCT(classes, shape),
 }
-NORMED_MODELS = ("resnet8", "resnet18")  # those that `norm` changes
+NORMED_MODELS = (
+    "resnet8",
+    "resnet18",
+    "resnet18-imagenet",
+    "mobilenetv2",
+)  # those that `norm` changes
 
 
 def build_model(

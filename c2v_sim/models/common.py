@@ -21,3 +21,10 @@ def image_shape(name: str, input_shape: InputShape) -> tuple[int, int, int]:
         )
     height, width, channels = input_shape
     return height, width, channels
+
+
+def he_normal(module: nn.Module) -> None:
+    """Initialise all convolutions as torchvision does: normal, variance 2 / fan-out."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")

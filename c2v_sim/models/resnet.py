@@ -1,12 +1,14 @@
 """Residual networks of basic blocks (He et al. 2016): [B, C, H, W] → [B, K].
 
-Key names are torchvision's.
+Key names are torchvision's. The stem for small images is one 3×3 convolution of stride 1; the
+ImageNet stem is torchvision's 7×7 of stride 2 and a 3×3 max-pool of stride 2, with its
+initialisation.
 """
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.models.common import NORMS, InputShape, image_shape
+from c2v_sim.models.common import NORMS, InputShape, he_normal, image_shape
 
 
 class BasicBlock(nn.Module):
@@ -30,14 +32,22 @@ class BasicBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """Stages of basic blocks behind a 3×3 stride-1 stem; each stage after the first halves H, W."""
+    """Stages of basic blocks behind a stem; each stage after the first halves H, W."""
 
     def __init__(
-        self, classes: int, input_shape: InputShape, norm: str, widths: list[int], blocks: int
+        self,
+        classes: int,
+        input_shape: InputShape,
+        norm: str,
+        widths: list[int],
+        blocks: int,
+        imagenet_stem: bool = False,
     ) -> None:
         super().__init__()
         channels = image_shape("resnet", input_shape)[2]
-        self.conv1 = nn.Conv2d(channels, widths[0], 3, padding=1, bias=False)
+        self.imagenet_stem = imagenet_stem
+        kernel, stride = (7, 2) if imagenet_stem else (3, 1)
+        self.conv1 = nn.Conv2d(channels, widths[0], kernel, stride, kernel // 2, bias=False)
         self.bn1 = NORMS[norm](widths[0])
         self.stages: list[str] = []
         for stage, (inputs, outputs) in enumerate(zip([widths[0], *widths], widths, strict=False)):
@@ -46,6 +56,8 @@ class ResNet(nn.Module):
             self.stages.append(f"layer{stage + 1}")
             self.add_module(self.stages[-1], nn.Sequential(first, *rest))
         self.fc = nn.Linear(widths[-1], classes)
+        if imagenet_stem:
+            he_normal(self)
 
     @property
     def classifier(self) -> nn.Linear:
@@ -53,6 +65,8 @@ class ResNet(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:  # [B, C, H, W] -> [B, widths[-1]]
         x = F.relu(self.bn1(self.conv1(x)))
+        if self.imagenet_stem:
+            x = F.max_pool2d(x, 3, 2, 1)
         for stage in self.stages:
             x = self.get_submodule(stage)(x)
         return x.mean((2, 3))
