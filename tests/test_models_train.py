@@ -41,22 +41,27 @@ def data_for(name):
     y = torch.randint(CLASSES, (BATCH * STEPS,), generator=generator)
     if name == "lstm":
         return Text(torch.randint(80, (len(y), 10), generator=generator).byte(), y), (10,)
-    shape = (32, 32, 3)
+    shape = (24, 24, 3)
     x = torch.randint(256, (len(y), *shape), dtype=torch.uint8, generator=generator)
     return ResidentData(x, y, MEAN, STD, torch.device("cpu")), shape
 
 
 def trained_by_torch(model, data, order, seed):
-    """Three steps of torch.optim.SGD; dropout draws from one seeded generator."""
+    """Three steps of torch.optim.SGD; dropout draws from one seeded generator.
+
+    In the arena's memory format: other convolution kernels round differently, and a ReLU or a
+    batch norm over six samples makes more of it than the 1e-5 asked for.
+    """
+    model = copy.deepcopy(model).to(memory_format=torch.channels_last)
     generator = torch.Generator().manual_seed(seed)
     for module in model.modules():
         if hasattr(module, "generator"):
             module.generator = generator
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-3)
     for ids in order.split(BATCH):
         x, y = data.batch(ids)
         optimiser.zero_grad()
-        F.cross_entropy(model(x.contiguous()), y).backward()
+        F.cross_entropy(model(x), y).backward()
         optimiser.step()
     return model.state_dict()
 
@@ -69,17 +74,16 @@ def test_three_steps_equal_torch_optim(name, norm):
     arena = Arena(layout, 2)
     arena.read(model, 1)
     lane = Lane(copy.deepcopy(model), layout, torch.device("cpu"))
-    how = LocalTraining(1, BATCH, Sgd(0.05, 0.9, 1e-3), seed=7)
+    how = LocalTraining(1, BATCH, Sgd(0.01, 0.9, 1e-3), seed=7)
     ids = np.arange(BATCH * STEPS)
     untouched = torch.get_rng_state()
     train_client(lane, arena, 1, data, ids, how, round=2, client=3)
     assert torch.equal(torch.get_rng_state(), untouched)  # no draw from torch's own generator
     order = torch.from_numpy(np.random.default_rng([7, 3, 2, 3]).permutation(len(ids)))
-    start = {name: value.clone() for name, value in model.state_dict().items()}
     expected = trained_by_torch(model, data, order, torch_seed(7, 2, 3))
     got = arena.state_dict(1)
     assert got.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(got[key], value, rtol=1e-5, atol=1e-5, msg=key)
-    assert all(not torch.equal(got[key], start[key]) for key in dict(model.named_parameters()))
+    assert all(not torch.equal(got[key], value) for key, value in model.named_parameters())
     assert not arena.data[0].any()

@@ -26,7 +26,7 @@ def pair(name):
     expected, got = theirs(name).double(), ours(name).double()
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
-        for key, value in expected.state_dict().items():  # scales, shifts and statistics as well
+        for value in expected.state_dict().values():  # scales, shifts and statistics as well
             if value.dim() == 1:
                 value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
     got.load_state_dict(expected.state_dict())
@@ -52,7 +52,7 @@ def test_the_same_seed_gives_the_same_weights_under_the_same_names(name):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("size", [64, 72])
+@pytest.mark.parametrize("size", [64, 40])
 def test_outputs_gradients_and_statistics_agree(name, size, training):
     expected, got = (model.train(training) for model in pair(name))
     x, y = images(size=size), torch.tensor([3, 44])
