@@ -15,6 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 SHOWN = 10  # keys of a kind that an error names
+# What torch and safetensors raise on files that are damaged or something else.
+DAMAGED = (
+    *(RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError),
+    *(pickle.UnpicklingError, safetensors.SafetensorError),
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"pretrained: cannot read {path}: {error.strerror or error}") from error
-    except (RuntimeError, EOFError, pickle.UnpicklingError, safetensors.SafetensorError) as error:
+    except DAMAGED as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"pretrained: {path} is not a .pth or .safetensors file of plain tensors "
