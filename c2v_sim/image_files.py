@@ -42,7 +42,7 @@ def decode_all(
             try:
                 out[row] = decode(read(name), size)
             except Exception as error:  # every codec has its own kinds
-                raise ValueError(f"{name}: {error or type(error).__name__}") from error
+                raise ValueError(f"{name}: {str(error) or type(error).__name__}") from error
         return len(chunk)
 
     tasks: list[Future[int]] = []
