@@ -67,7 +67,7 @@ def test_forward_and_gradients_use_the_arena():
         warnings.simplefilter("error")  # torch warns of weights that it has to gather first
         bound = BoundModule(copy.deepcopy(model), layout, "cpu")
         for row, expected in enumerate((model, other)):
-            bound.bind(arena, row)
+            bound.bind(arena.data[row], arena.integers[row])
             torch.testing.assert_close(bound.module(text()), expected(text()))
         bound.gradients.zero_()
         bound.module(text()).square().sum().backward()

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.arena import Arena, layout_of
 from c2v_sim.cohort import LocalTraining, train_client
 from c2v_sim.lanes import Lane
@@ -71,19 +72,21 @@ def test_three_steps_equal_torch_optim(name, norm):
     data, shape = data_for(name)
     model = build_model(name, classes=CLASSES, input_shape=shape, norm=norm, seed=0).train()
     layout = layout_of(model)
-    arena = Arena(layout, 2)
-    arena.read(model, 1)
+    server = Arena(layout, 1)
+    server.read(model, 0)
     lane = Lane(copy.deepcopy(model), layout, torch.device("cpu"))
     how = LocalTraining(1, BATCH, Sgd(0.01, 0.9, 1e-3), seed=7)
     ids = np.arange(BATCH * STEPS)
     untouched = torch.get_rng_state()
-    train_client(lane, arena, 1, data, ids, how, round=2, client=3)
+    lane.client.sit(3, 2, len(ids), server, torch_seed(7, 2, 3))
+    train_client(lane, data, ids, how, Algorithm())
     assert torch.equal(torch.get_rng_state(), untouched)  # no draw from torch's own generator
     order = torch.from_numpy(np.random.default_rng([7, 3, 2, 3]).permutation(len(ids)))
     expected = trained_by_torch(model, data, order, torch_seed(7, 2, 3))
-    got = arena.state_dict(1)
+    got = lane.client.row.state_dict(0)
     assert got.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(got[key], value, rtol=1e-5, atol=1e-5, msg=key)
     assert all(not torch.equal(got[key], value) for key, value in model.named_parameters())
-    assert not arena.data[0].any()
+    begun = server.state_dict(0)
+    assert all(torch.equal(begun[key], value) for key, value in model.state_dict().items())
