@@ -64,7 +64,10 @@ class RunConfig:
     clients_per_domain: int = option(0, "clients a domain (by-domain); 0: from clients", least=0)
 
     model: str = option("cnn", "client model", tuple(MODELS))
-    norm: str = option("batch", "normalisation of the residual networks", tuple(NORMS))
+    norm: str = option(
+        "batch", "normalisation of the residual networks and mobilenetv2", tuple(NORMS)
+    )
+    pretrained: str = option("", "state-dict file (.pth, .safetensors) that the model starts from")
     algorithm: str = option("fedavg", "federated algorithm", tuple(ALGORITHMS))
     rounds: int = option(100, "communication rounds", least=1)
     participation: float = option(0.1, "share of the clients in a round's cohort")

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from . import cifar10, shapes
+from . import cifar10, domainnet, shapes
 from .atomic import replacing
 from .download import DataError, Unreachable
 
@@ -117,6 +117,7 @@ def load_dataset(
     require_real_data: bool = False,
     train_size: int | None = None,
     test_size: int | None = None,
+    seed: int = 0,
     progress: bool = True,
 ) -> Dataset:
     """Load a data set by name.
@@ -125,6 +126,7 @@ def load_dataset(
     require_real_data: raise DataError instead of using a stand-in when a download fails.
     train_size, test_size: number of images; `shapes` renders any number (default 50,000 and
         10,000), `cifar10` takes the first so many in the official order (default all).
+    seed: chooses the classes of `domainnet`.
     progress: show progress bars on stderr. Warnings and the stand-in banner are always shown.
     """
     if name not in DATASETS:
@@ -135,7 +137,8 @@ def load_dataset(
     folder = (Path(data_dir) if data_dir else default_data_dir()).expanduser()
     if os.path.isfile(folder):
         raise DataError(f"{name}: the data folder {folder} is a file; give a folder (--data-dir)")
-    return DATASETS[name](folder, require_real_data, train_size, test_size, progress)
+    options = {"seed": seed} if name == "domainnet" else {}
+    return DATASETS[name](folder, require_real_data, train_size, test_size, progress, **options)
 
 
 # ---- shapes ---------------------------------------------------------------------------------
@@ -267,4 +270,49 @@ def _take_first(tensors: dict[str, Tensor], split: str, size: int | None) -> str
     return f", first {size} of {whole} {split} images"
 
 
-DATASETS: dict[str, Callable[..., Dataset]] = {"shapes": _load_shapes, "cifar10": _load_cifar10}
+# ---- domainnet ------------------------------------------------------------------------------
+
+
+def _load_domainnet(
+    folder: Path,
+    require_real_data: bool,
+    train_size: int | None,
+    test_size: int | None,
+    progress: bool,
+    seed: int = 0,
+) -> Dataset:
+    own = folder / "domainnet"
+    if missing := domainnet.missing_files(own):
+        absent = f"domainnet is not complete in {own}: no {', '.join(missing)}"
+        remedy = (
+            f"place the six archives (cleaned version) and the list files of {domainnet.PAGE} in "
+            f"{own}, or name the folder that holds `domainnet` with --data-dir"
+        )
+        if require_real_data or (own.is_dir() and any(own.iterdir())):  # begun, so it is meant
+            raise DataError(f"{absent}; {remedy}")
+        print(
+            f"STAND-IN DATA: {absent}, so this run uses rendered shapes instead and its results "
+            f"say nothing about DomainNet; to get the real data, {remedy}.",
+            file=sys.stderr,
+        )
+        return _load_shapes(folder, False, train_size, test_size, progress, "domainnet")
+    if train_size or test_size:
+        raise DataError("domainnet: train_size and test_size are for shapes and cifar10")
+    images = domainnet.load(own, seed, progress)
+    return Dataset(
+        name="domainnet",
+        class_names=images.class_names,
+        domain_names=domainnet.DOMAINS,
+        mean=domainnet.MEAN,
+        std=domainnet.STD,
+        source=images.source,
+        sha256=content_hash(images.tensors),
+        **images.tensors,
+    )
+
+
+DATASETS: dict[str, Callable[..., Dataset]] = {
+    "shapes": _load_shapes,
+    "cifar10": _load_cifar10,
+    "domainnet": _load_domainnet,
+}

@@ -25,6 +25,17 @@ class Dropout(nn.Module):
         return x * keep.mul_(1.0 / (1.0 - self.p))
 
 
+class DropPath(Dropout):
+    """Stochastic depth: a sample's residual branch is dropped as a whole, or scaled by 1/(1-p)."""
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, …] -> [B, …]
+        if not self.training or self.p == 0.0:
+            return x
+        keep = x.new_empty(len(x), *[1] * (x.dim() - 1))
+        keep.bernoulli_(1.0 - self.p, generator=self.generator)
+        return x * keep.mul_(1.0 / (1.0 - self.p))
+
+
 def use_own_generators(module: nn.Module) -> list[nn.Module]:
     """Replace every nn.Dropout inside by ours; all submodules that have a `generator`."""
     for parent in list(module.modules()):

@@ -1,7 +1,8 @@
 """What the simulator trains on: a data set and who holds which of its samples.
 
 `Federation.from_arrays` makes one from a user's own arrays: x [N, …], y [N] and a client id for
-each sample, with or without test arrays of the same form.
+each sample, with or without test arrays of the same form; `Federation.from_image_folders` from a
+folder of images for each client.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from c2v_sim import image_folders
 from c2v_sim.datasets import Dataset, content_hash
 from c2v_sim.partition import Partition, make_partition
 from c2v_sim.seeding import PARTITION, rng
@@ -95,6 +98,41 @@ class Federation:
         )
         dataset = _dataset(name, train, test, class_names, mean, std)
         return cls(dataset, dataclasses.replace(partition, convention=origin))
+
+    @classmethod
+    def from_image_folders(
+        cls,
+        root: str | Path,
+        *,
+        size: tuple[int, int] | None = None,
+        test_fraction: float = 0.2,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        progress: bool = True,
+    ) -> Federation:
+        """A federation of the folders in `root`, a client each: <client>/<class>/<image>.
+
+        With <client>/train/<class>/<image> and <client>/test/<class>/<image> the test sets are
+        given, otherwise `test_fraction` of each client's images become its test set.
+        size: (H, W) that every image is resized to (bilinear); may be left out where all have the
+        same. Classes are numbered in the order of their folders' names, over all clients.
+        """
+        found = image_folders.read(Path(root), size, progress)
+        given = {"x_test": found.x_test, "y_test": found.y_test, "client_ids_test": found.of_test}
+        return cls.from_arrays(
+            found.x,
+            found.y,
+            found.of,
+            **(given if found.x_test is not None else {}),
+            test_fraction=test_fraction,
+            class_names=found.class_names,
+            mean=mean,
+            std=std,
+            seed=seed,
+            name=name or Path(root).resolve().name,
+        )
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,18 @@ from c2v_sim.models import MODELS, NORMED_MODELS, build_model, check_model
 from c2v_sim.seeding import seeded_construction
 
 SHAPE = (32, 32, 3)
+SHAPES = {"lstm": (20,)}  # of a sample, where it is not an image
 
 
 def build(name, **options):
-    return build_model(name, **{"classes": 10, "input_shape": SHAPE, "seed": 0, **options})
+    shape = SHAPES.get(name, SHAPE)
+    return build_model(name, **{"classes": 10, "input_shape": shape, "seed": 0, **options})
+
+
+def samples(name, batch=3, seed=1):
+    if name != "lstm":
+        return images(batch, seed=seed)
+    return torch.randint(80, (batch, 20), generator=torch.Generator().manual_seed(seed))
 
 
 def images(batch=3, shape=SHAPE, seed=1):
@@ -21,32 +29,51 @@ def images(batch=3, shape=SHAPE, seed=1):
     return torch.randn(batch, channels, height, width, generator=generator)
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "d"),
-    [
-        ("cnn", 878_538, 512),
-        ("resnet8", 78_042, 64),
-        ("resnet18", 11_173_962, 512),
-        ("mlp", 3072 * 200 + 200 + 200 * 10 + 10, 200),
-        ("linear", 3072 * 10 + 10, 3072),
-    ],
-)
+TABLE = {  # name → parameters for 10 classes, d
+    "cnn": (878_538, 512),
+    "resnet8": (78_042, 64),
+    "resnet18": (11_173_962, 512),
+    "mlp": (3072 * 200 + 200 + 200 * 10 + 10, 200),
+    "linear": (3072 * 10 + 10, 3072),
+    "lstm": (819_920 - 70 * 257, 256),
+    "resnet18-imagenet": (11_202_162 - 40 * 513, 512),
+    "mobilenetv2": (2_287_922 - 40 * 1281, 1280),
+    "cct": (3_760_139, 256),
+}
+
+
+@pytest.mark.parametrize(("name", "parameters", "d"), [(k, *v) for k, v in TABLE.items()])
 @pytest.mark.parametrize("norm", ["batch", "group"])
 def test_parameters_shapes_and_composition(name, parameters, d, norm):
     model = build(name, norm=norm).eval()
     assert sum(p.numel() for p in model.parameters()) == parameters
     with torch.no_grad():
-        z = model.features(images())
-        logits = model(images())
+        z = model.features(samples(name))
+        logits = model(samples(name))
     assert z.shape == (3, d)
-    assert isinstance(model.classifier, nn.Linear)
+    g = sum(p.numel() for p in model.classifier.parameters())
+    assert g == 10 * (d + 1)  # the classifier is the last linear layer alone
     assert torch.equal(model.classifier(z), logits)
     assert logits.shape == (3, 10)
     assert check_model(model) is None
 
 
+@pytest.mark.parametrize(
+    ("name", "classes", "shape", "parameters"),
+    [
+        ("lstm", 80, (80,), 819_920),
+        ("resnet18-imagenet", 50, (64, 64, 3), 11_202_162),
+        ("mobilenetv2", 50, (64, 64, 3), 2_287_922),
+        ("cct", 50, (64, 64, 3), 3_967_027),
+    ],
+)
+def test_the_published_numbers_of_parameters(name, classes, shape, parameters):
+    model = build(name, classes=classes, input_shape=shape)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+
+
 def test_every_model_is_covered_here():
-    assert set(MODELS) == {"cnn", "resnet8", "resnet18", "mlp", "linear"}
+    assert set(MODELS) == set(TABLE)
     assert set(NORMED_MODELS) < set(MODELS)
 
 
@@ -70,9 +97,8 @@ def test_weights_depend_on_the_seed_only(name):
     second = build(name, seed=5).state_dict()
     other = build(name, seed=6)
     assert all(torch.equal(first[key], second[key]) for key in first)
-    assert not torch.equal(
-        first["fc.weight" if "fc.weight" in first else "classifier.weight"], other.classifier.weight
-    )
+    weight = next(other.classifier.parameters())
+    assert not any(torch.equal(weight, tensor) for tensor in first.values())
 
 
 def test_weights_are_those_of_a_seeded_torch():
@@ -103,7 +129,7 @@ def test_modules_built_after_the_base_leave_its_weights_alone():
 
 
 @pytest.mark.parametrize("shape", [(28, 28, 1), (64, 64, 3), (16, 20, 3)])
-@pytest.mark.parametrize("name", ["cnn", "resnet8"])
+@pytest.mark.parametrize("name", ["cnn", "resnet8", "resnet18-imagenet", "mobilenetv2", "cct"])
 def test_other_image_sizes(name, shape):
     model = build(name, input_shape=shape, classes=7)
     assert model(images(2, shape)).shape == (2, 7)
@@ -191,13 +217,14 @@ def test_resnet18_keys_are_torchvisions():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("vgg", {}, "one of cnn, resnet8, resnet18, mlp, linear, got 'vgg'"),
+        ("vgg", {}, "one of cnn, resnet8, resnet18, mlp, linear, .*got 'vgg'"),
         ("resnet8", {"norm": "layer"}, "one of batch, group, got 'layer'"),
         ("cnn", {"classes": 0}, "cnn: classes must be >= 1, got 0"),
         ("cnn", {"input_shape": (15, 32, 3)}, "at least 16×16, got 15×32"),
         ("cnn", {"input_shape": (512,)}, r"needs images.*got \(512,\).*mlp or linear"),
         ("resnet18", {"input_shape": (5, 5)}, r"needs images.*got \(5, 5\)"),
         ("mlp", {"input_shape": ()}, r"positive sizes, got \(\)"),
+        ("lstm", {"input_shape": (32, 32, 3)}, r"lstm needs text.*got \(32, 32, 3\).*cnn"),
         ("linear", {"input_shape": (0, 3)}, r"positive sizes, got \(0, 3\)"),
     ],
 )
