@@ -264,17 +264,21 @@ def make_config(
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     base = base or RunConfig()
     config = dataclasses.replace(base, **_as_the_data_comes(values, base))
+    without_effect: dict[str, Any] = {}
     for key, (other, allowed) in _NEEDS.items():
-        typed = key in flags or (key in given and given[key] != FIELDS[key].default)
         set_to = getattr(config, other)
         values_set = set_to if isinstance(set_to, tuple) else (set_to,)
-        if typed and not set(values_set) & set(allowed):
+        if set(values_set) & set(allowed):
+            continue
+        if key in flags or (key in given and given[key] != FIELDS[key].default):
             shown = ", ".join(values_set) or "nothing"
             raise ConfigError(
                 f"{key} = {given[key]} has no effect with {other} = {shown}; "
                 f"it goes with {other} = {' or '.join(allowed)}"
             )
-    return config
+        without_effect[key] = FIELDS[key].default
+    # The preset's own: back to the defaults, or the saved configuration would be refused later.
+    return dataclasses.replace(config, **without_effect)
 
 
 def _as_the_data_comes(values: dict[str, Any], base: RunConfig) -> dict[str, Any]:
