@@ -15,6 +15,7 @@ import os
 import re
 import zipfile
 import zlib
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,17 +138,17 @@ def _plays(lines: list[str]) -> list[tuple[str, dict[str, list[str]]]]:
     """(title, lines by character in upper case) for each by-line from the second on."""
     bylines = [i for i, line in enumerate(lines) if BYLINE in line][1:]  # the first: the sonnets
     plays: list[tuple[str, dict[str, list[str]]]] = []
-    for begin, end in zip(bylines, [*bylines[1:], len(lines)], strict=True):
+    for begin, end in pairwise([*bylines, len(lines)]):
         if begin > LAST_LINE:
             break
-        title = _title(lines, begin, first=max(0, bylines[0] - 5))
+        title = _title(lines, begin)
         plays.append((title, _characters(lines[begin + 1 : min(end, LAST_LINE + 1)], title)))
     return plays
 
 
-def _title(lines: list[str], byline: int, first: int) -> str:
+def _title(lines: list[str], byline: int) -> str:
     """The nearest text from two to seven lines above."""
-    for i in range(byline - 2, max(byline - 8, first - 1), -1):
+    for i in range(byline - 2, max(byline - 8, -1), -1):
         if lines[i].strip():
             return lines[i].strip()
     raise DataError(
