@@ -25,14 +25,13 @@ from torch import Tensor
 from c2v_sim import tensor_file
 from c2v_sim.atomic import write_atomically
 from c2v_sim.dsa_ign import LOSSES, WIDTH, IndexNetwork
-from c2v_sim.embeddings import Embeddings, embed_dataset
-from c2v_sim.federation import Federation
+from c2v_sim.embeddings import Embeddings, embed_dataset, given_embeddings
+from c2v_sim.federation import Federation, limited_ids
 from c2v_sim.index_config import IndexConfig
 from c2v_sim.index_quality import quality
 from c2v_sim.index_training import Pairs, Training, train_network
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.partition import Partition
-from c2v_sim.seeding import UPLOAD, rng
 from c2v_sim.threads import choose_device, intra_op_threads
 
 FORMAT = 1
@@ -205,30 +204,34 @@ def build_index(
     """
     config = config or IndexConfig()
     dataset, partition = federation.dataset, federation.partition
-    if not isinstance(embeddings, Embeddings):
-        embeddings = embed_dataset(
-            dataset, embeddings or config.make_encoder(), cache_dir=cache_dir
-        )
-    pairs = Pairs(
-        embeddings.images, embeddings.labels, dataset.y_train, choose_device(config.device)
-    )
+    chosen = federation.limited(config.max_samples, config.seed)
+    used, y = chosen.partition, chosen.dataset.y_train
+    if embeddings is None:
+        embeddings = embed_dataset(chosen.dataset, config.make_encoder(), cache_dir=cache_dir)
+    elif not isinstance(embeddings, Embeddings):
+        embeddings = given_embeddings(dataset, *embeddings)
+    images = embeddings.images
+    if chosen is not federation and len(images) == len(dataset.y_train):  # given for all samples
+        kept = limited_ids(partition, config.max_samples, config.seed)
+        images = images[torch.from_numpy(np.concatenate(kept))]
+    pairs = Pairs(images, embeddings.labels, y, choose_device(config.device))
     counts = federation.label_counts
     curve: list[list[float]] = []
     if config.index == "dsa-ign":
         identity = f"{dataset.sha256} {partition.sha256} {embeddings.sha256}"
         network, curve = train_network(
             pairs,
-            partition,
+            used,
             config,
             checkpoint=checkpoint,
             identity=identity,
             on_point=on_point,
             stop=stop,
         )
-        feature = feature_index(network, pairs, partition, config)
+        feature = feature_index(network, pairs, used, config)
         label = (counts.double() @ embeddings.labels.double()).float() / counts.sum(1)[:, None]
     else:
-        feature = NAIVE[config.index](embeddings.images, partition, dataset.y_train, counts)
+        feature = NAIVE[config.index](images, used, y, chosen.label_counts)
         label = torch.zeros(partition.clients, 0)
     provenance = {
         "federation": federation_facts(federation),
@@ -243,7 +246,7 @@ def build_index(
     sizes = torch.from_numpy(partition.sizes)
     domains = None if partition.domains is None else torch.tensor(partition.domains)
     index = ClientIndex(feature, label, sizes, counts, domains, provenance)
-    control = feature_average(embeddings.images, partition)
+    control = feature_average(images, used)
     provenance["quality"] = quality(index.feature, index.label, counts, domains, control)
     return index
 
@@ -251,15 +254,10 @@ def build_index(
 def feature_index(
     network: IndexNetwork, pairs: Pairs, partition: Partition, config: IndexConfig
 ) -> Tensor:  # [M, 512]
-    """β^f: the mean of u over each client's training samples (at most max_samples of them)."""
+    """β^f: the mean of u over each client's training samples."""
     out = torch.zeros(partition.clients, WIDTH)
     with torch.inference_mode(), intra_op_threads(config.threads):
         for i, ids in enumerate(partition.train):
-            if 0 < config.max_samples < len(ids):
-                chosen = rng(config.seed, UPLOAD, i, 1).choice(
-                    ids, config.max_samples, replace=False
-                )
-                ids = np.sort(chosen)
             total = torch.zeros(WIDTH, dtype=torch.float64, device=pairs.device)
             for batch in torch.from_numpy(ids).to(pairs.device).split(EVAL_BATCH):
                 u = network.encode(pairs.images[batch])[:, WIDTH:]

@@ -18,7 +18,7 @@ from typing import Any
 import tomli_w
 
 from c2v_sim.algorithms import ALGORITHMS
-from c2v_sim.datasets import DATASETS
+from c2v_sim.datasets import DATASETS, OWN_CLIENTS
 from c2v_sim.dirichlet import LDA
 from c2v_sim.embeddings import ENCODERS
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
@@ -55,8 +55,11 @@ class RunConfig:
     require_real_data: bool = option(False, "refuse a stand-in for data that is not there")
     train_size: int = option(0, "training images of `shapes` (0: 50,000)", least=0)
     test_size: int = option(0, "test images of `shapes` (0: 10,000)", least=0)
+    sample_fraction: float = option(0.1, "share of the samples that is used (shakespeare)")
+    min_samples: int = option(40, "fewest samples of a client (shakespeare)", least=0)
+    train_fraction: float = option(0.8, "share of a client's samples that trains (shakespeare)")
 
-    clients: int = option(100, "number of clients", least=1)
+    clients: int = option(100, "number of clients; 0: as many as the data has (natural)", least=0)
     partition: str = option("dirichlet", "how samples are dealt to clients", tuple(PARTITIONERS))
     alpha: float = option(0.1, "Dirichlet concentration; small: few classes a client")
     lda: str = option("per_client", "Dirichlet convention", tuple(LDA))
@@ -119,6 +122,14 @@ class RunConfig:
             check_field(f, getattr(self, f.name))
         if not 0.0 < self.participation <= 1.0:
             raise ConfigError(f"participation must be in (0, 1], got {self.participation}")
+        if not 0.0 < self.sample_fraction <= 1.0:
+            raise ConfigError(f"sample_fraction must be in (0, 1], got {self.sample_fraction}")
+        if not 0.0 < self.train_fraction < 1.0:
+            raise ConfigError(f"train_fraction must be in (0, 1), got {self.train_fraction}")
+        if self.clients == 0 and self.partition != "natural":
+            raise ConfigError(
+                f"clients must be at least 1 with partition = {self.partition}, got 0"
+            )
         if not self.alpha > 0.0 or not math.isfinite(self.alpha):
             raise ConfigError(f"alpha must be a positive number, got {self.alpha}")
         if not self.lr > 0.0 or not math.isfinite(self.lr):
@@ -233,6 +244,10 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "local_weight_rule": ("improve", ("local",)),
     "omit_local_orth": ("improve", ("local",)),
     "dist_detach": ("improve", ("local",)),
+    "sample_fraction": ("dataset", ("shakespeare",)),
+    "min_samples": ("dataset", ("shakespeare",)),
+    "train_fraction": ("dataset", ("shakespeare",)),
+    "augment": ("dataset", tuple(name for name in DATASETS if name != "shakespeare")),
 }
 
 
@@ -250,18 +265,33 @@ def make_config(
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError(f"unknown setting {key!r}{hint} Known: {', '.join(FIELDS)}")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    config = dataclasses.replace(base or RunConfig(), **values)
+    base = base or RunConfig()
+    config = dataclasses.replace(base, **_as_the_data_comes(values, base))
+    without_effect: dict[str, Any] = {}
     for key, (other, allowed) in _NEEDS.items():
-        typed = key in flags or (key in given and given[key] != FIELDS[key].default)
         set_to = getattr(config, other)
         values_set = set_to if isinstance(set_to, tuple) else (set_to,)
-        if typed and not set(values_set) & set(allowed):
+        if set(values_set) & set(allowed):
+            continue
+        if key in flags or (key in given and given[key] != FIELDS[key].default):
             shown = ", ".join(values_set) or "nothing"
             raise ConfigError(
                 f"{key} = {given[key]} has no effect with {other} = {shown}; "
                 f"it goes with {other} = {' or '.join(allowed)}"
             )
-    return config
+        without_effect[key] = FIELDS[key].default
+    # The preset's own: back to the defaults, or the saved configuration would be refused later.
+    return dataclasses.replace(config, **without_effect)
+
+
+def _as_the_data_comes(values: dict[str, Any], base: RunConfig) -> dict[str, Any]:
+    """Data with its own clients is dealt to them, as many as there are, unless told otherwise."""
+    dataset = values.get("dataset", base.dataset)
+    if dataset in OWN_CLIENTS and dataset != base.dataset:
+        values = {"partition": "natural"} | values
+    if values.get("partition", base.partition) == "natural" != base.partition:
+        values = {"clients": 0} | values
+    return values
 
 
 def read_toml(path: Path) -> dict[str, Any]:

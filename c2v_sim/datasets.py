@@ -1,18 +1,13 @@
 """Stage 1: a data set's name -> images and labels as tensors, with where they came from.
 
 Enters: a name from DATASETS and a folder. Leaves: a `Dataset` with images uint8 [N, H, W, 3] (a
-batch permuted to [B, 3, H, W] is channels_last already) and labels int64 [N], on the CPU.
-
-The content hash is SHA-256 over, for each array in the order x_train, y_train, x_test, y_test,
-domain_train, domain_test (the last two where they exist): the line "<field> <dtype> <shape>\\n"
-(for example "x_train uint8 50000x32x32x3\\n"), then its bytes in C order, integers little-endian.
+batch permuted to [B, 3, H, W] is channels_last already) or windows of a text (windows.py), and
+labels int64 [N], on the CPU. Data that comes from known clients names the client of each sample.
 """
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,86 +18,17 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from . import cifar10, domainnet, shapes
+from . import babble, cifar10, domainnet, shakespeare, shapes
 from .atomic import replacing
+from .dataset import Dataset, content_hash
 from .download import DataError, Unreachable
+from .windows import Windows
 
 __all__ = ["DATASETS", "DataError", "Dataset", "content_hash", "default_data_dir", "load_dataset"]
 
-ARRAYS = ("x_train", "y_train", "x_test", "y_test", "domain_train", "domain_test")
 SHAPES_TRAIN, SHAPES_TEST, SHAPES_SEED = 50_000, 10_000, 0
 # The content hash of the complete CIFAR-10, whichever form it was read from.
 CIFAR10_SHA256 = "de5362ef39c0d4f8c4007302c009b1161627baef1fa02c673bf5743e75f53cc3"
-
-
-@dataclass(frozen=True, eq=False)  # equality of tensors is not a bool; compare sha256
-class Dataset:
-    """Images, labels and, where the data has them, domains (feature shift)."""
-
-    name: str  # as every output must print it
-    x_train: Tensor = field(repr=False)  # uint8 [N, H, W, C] or float32 [N, …]
-    y_train: Tensor = field(repr=False)  # int64 [N]
-    x_test: Tensor = field(repr=False)
-    y_test: Tensor = field(repr=False)
-    class_names: tuple[str, ...]
-    mean: tuple[float, ...]  # of x / 255, per channel
-    std: tuple[float, ...]
-    source: str
-    sha256: str  # see the module's docstring
-    domain_train: Tensor | None = field(default=None, repr=False)  # int64 [N]
-    domain_test: Tensor | None = field(default=None, repr=False)
-    domain_names: tuple[str, ...] = ()
-    standin_for: str | None = None
-
-    @property
-    def classes(self) -> int:
-        return len(self.class_names)
-
-    def __post_init__(self) -> None:
-        for split in ("train", "test"):
-            x: Tensor = getattr(self, f"x_{split}")
-            images = x.dtype == torch.uint8 and x.ndim == 4
-            if len(x) == 0 or not (images or (x.dtype == torch.float32 and x.ndim >= 2)):
-                raise DataError(
-                    f"{self.name}: x_{split} must be uint8 images [N, H, W, C] or float32 "
-                    f"features [N, …] with N > 0, got {x.dtype} {tuple(x.shape)}"
-                )
-            self._check_labels(f"y_{split}", len(x), self.classes)
-            if self.domain_names:
-                self._check_labels(f"domain_{split}", len(x), len(self.domain_names))
-        train, test = ((tuple(x.shape[1:]), x.dtype) for x in (self.x_train, self.x_test))
-        if train != test:
-            raise DataError(
-                f"{self.name}: train samples are {train[0]} {train[1]}, "
-                f"test samples {test[0]} {test[1]}; they must agree"
-            )
-        channels = self.x_train.shape[3] if images else 0
-        if not len(self.mean) == len(self.std) == channels or min(self.std, default=1) <= 0:
-            raise DataError(
-                f"{self.name}: mean and std must have {channels} numbers and std be positive, "
-                f"got {self.mean} and {self.std}"
-            )
-
-    def _check_labels(self, key: str, n: int, kinds: int) -> None:
-        y = getattr(self, key)
-        if y is None or y.dtype != torch.int64 or y.shape != (n,):
-            got = None if y is None else f"{y.dtype} {tuple(y.shape)}"
-            raise DataError(f"{self.name}: {key} must be int64 [{n}], got {got}")
-        low, high = (int(v) for v in torch.aminmax(y))
-        if low < 0 or high >= kinds:
-            raise DataError(f"{self.name}: {key} must be in 0..{kinds - 1}, got {low}..{high}")
-
-
-def content_hash(tensors: dict[str, Tensor]) -> str:
-    """SHA-256 of the arrays as the module's docstring defines it; about 0.1 s per 200 MB."""
-    digest = hashlib.sha256()
-    for name in ARRAYS:
-        if name in tensors:
-            array = tensors[name].contiguous().numpy()
-            array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-            digest.update(f"{name} {array.dtype.name} {'x'.join(map(str, array.shape))}\n".encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
 
 
 def default_data_dir() -> Path:
@@ -117,6 +43,9 @@ def load_dataset(
     require_real_data: bool = False,
     train_size: int | None = None,
     test_size: int | None = None,
+    sample_fraction: float = 0.1,
+    min_samples: int = 40,
+    train_fraction: float = 0.8,
     seed: int = 0,
     progress: bool = True,
 ) -> Dataset:
@@ -126,7 +55,10 @@ def load_dataset(
     require_real_data: raise DataError instead of using a stand-in when a download fails.
     train_size, test_size: number of images; `shapes` renders any number (default 50,000 and
         10,000), `cifar10` takes the first so many in the official order (default all).
-    seed: chooses the classes of `domainnet`.
+    sample_fraction, min_samples, train_fraction, seed: of `shakespeare`: the share of all samples
+        that is taken in whole roles, in an order drawn with the seed; the fewest of a role; the
+        share of a role's samples that trains.
+    seed: also chooses the classes of `domainnet`.
     progress: show progress bars on stderr. Warnings and the stand-in banner are always shown.
     """
     if name not in DATASETS:
@@ -137,7 +69,16 @@ def load_dataset(
     folder = (Path(data_dir) if data_dir else default_data_dir()).expanduser()
     if os.path.isfile(folder):
         raise DataError(f"{name}: the data folder {folder} is a file; give a folder (--data-dir)")
-    options = {"seed": seed} if name == "domainnet" else {}
+    own: dict[str, dict[str, Any]] = {
+        "shakespeare": {
+            "sample_fraction": sample_fraction,
+            "min_samples": min_samples,
+            "train_fraction": train_fraction,
+            "seed": seed,
+        },
+        "domainnet": {"seed": seed},
+    }
+    options = own.get(name, {})
     return DATASETS[name](folder, require_real_data, train_size, test_size, progress, **options)
 
 
@@ -159,7 +100,7 @@ def _load_shapes(
     if cached is None:
         if progress:
             print(f"rendering {sum(sizes.values()):,} shapes images (once)", file=sys.stderr)
-        tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Any] = {}
         for split, n in sizes.items():
             x, y, domain = (torch.from_numpy(a) for a in shapes.render(split, n, SHAPES_SEED))
             tensors |= {f"x_{split}": x, f"y_{split}": y, f"domain_{split}": domain}
@@ -178,7 +119,7 @@ def _load_shapes(
     )
 
 
-def _read_cache(path: Path) -> tuple[dict[str, Tensor], str] | None:
+def _read_cache(path: Path) -> tuple[dict[str, Any], str] | None:
     """Cached tensors whose bytes match the hash stored with them; a damaged file counts as none."""
     if not os.path.exists(path):
         return None
@@ -270,6 +211,61 @@ def _take_first(tensors: dict[str, Tensor], split: str, size: int | None) -> str
     return f", first {size} of {whole} {split} images"
 
 
+# ---- shakespeare ----------------------------------------------------------------------------
+
+
+def _load_shakespeare(
+    folder: Path,
+    require_real_data: bool,
+    train_size: int | None,
+    test_size: int | None,
+    progress: bool,
+    **how: Any,  # sample_fraction, min_samples, train_fraction, seed
+) -> Dataset:
+    if train_size or test_size:
+        raise DataError(
+            "shakespeare: choose its size by sample_fraction, not train_size, test_size"
+        )
+    standin_for = None
+    try:
+        roles, source = shakespeare.find(folder) or shakespeare.download(folder, progress)
+    except Unreachable as reason:
+        missing = f"shakespeare is not in {folder} and could not be downloaded ({reason})"
+        remedy = (
+            f"place {shakespeare.TEXT} (Project Gutenberg #100, World Library edition, posted "
+            f"2011) or {shakespeare.ARCHIVE} (from {shakespeare.URLS[0]}) in {folder}, or name "
+            "the folder that has it with --data-dir"
+        )
+        if require_real_data:
+            raise DataError(f"{missing}; {remedy}") from reason
+        print(
+            f"STAND-IN DATA: {missing}, so this run uses made-up speech instead and its results "
+            f"say nothing about Shakespeare; to get the real data, {remedy}.",
+            file=sys.stderr,
+        )
+        roles, source, standin_for = babble.speech(), "made up by c2v_sim", "shakespeare"
+    parts = shakespeare.split(roles, **how)
+    text = torch.from_numpy(parts.text)
+    arrays: dict[str, Any] = {}
+    for key in ("train", "test"):
+        starts = torch.from_numpy(getattr(parts, f"x_{key}"))
+        arrays[f"x_{key}"] = Windows(text, starts, shakespeare.WINDOW)
+        arrays[f"y_{key}"] = text[starts + shakespeare.WINDOW].long()
+    return Dataset(
+        name="shakespeare-standin(babble)" if standin_for else "shakespeare",
+        class_names=tuple(shakespeare.ALPHABET),
+        mean=(),
+        std=(),
+        source=", ".join([source, *(f"{key} {value}" for key, value in how.items())]),
+        sha256=content_hash(arrays),
+        client_train=torch.from_numpy(parts.client_train),
+        client_test=torch.from_numpy(parts.client_test),
+        client_names=parts.names,
+        standin_for=standin_for,
+        **arrays,
+    )
+
+
 # ---- domainnet ------------------------------------------------------------------------------
 
 
@@ -314,5 +310,7 @@ def _load_domainnet(
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "shapes": _load_shapes,
     "cifar10": _load_cifar10,
+    "shakespeare": _load_shakespeare,
     "domainnet": _load_domainnet,
 }
+OWN_CLIENTS = ("shakespeare",)  # data that comes from known clients

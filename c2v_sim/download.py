@@ -1,6 +1,6 @@
 """Fetches one file over HTTP: checksum, resume, progress, and a quick answer when offline.
 
-Enters: a URL, the target path, its MD5. Leaves: the verified file at the target path.
+Enters: a URL, the target path, its MD5 (where known). Leaves: the verified file at the target path.
 An interrupted transfer stays as `<target>.part` and is continued by the next call. The target
 itself appears only after its checksum was right, so a file that exists is a whole file.
 """
@@ -25,8 +25,11 @@ class Unreachable(Exception):
     """A download could not be had for reasons of the network; the message is the reason."""
 
 
-def fetch(url: str, path: Path, md5: str, *, progress: bool = True) -> Path:
-    """Download `url` to `path` unless it is there; `Unreachable` offline, `DataError` otherwise."""
+def fetch(url: str, path: Path, md5: str | None, *, progress: bool = True) -> Path:
+    """Download `url` to `path` unless it is there; `Unreachable` offline, `DataError` otherwise.
+
+    md5=None: the caller knows the content's checksum, not the file's, and checks that.
+    """
     part = path.with_name(path.name + ".part")
 
     def downloader(_url: str, output_file: str, _pooch: object) -> None:
@@ -39,7 +42,8 @@ def fetch(url: str, path: Path, md5: str, *, progress: bool = True) -> Path:
         # Of several runs started together one downloads and the others wait for its file.
         with FileLock(path.with_name(f".{path.name}.lock")):
             if not path.exists():
-                pooch.retrieve(url, f"md5:{md5}", path.name, path.parent, downloader=downloader)
+                known = md5 and f"md5:{md5}"
+                pooch.retrieve(url, known, path.name, path.parent, downloader=downloader)
     except requests.RequestException as error:
         raise Unreachable(f"{url}: {_reason(error)}") from error
     except ValueError as error:  # pooch's word for a checksum that does not match

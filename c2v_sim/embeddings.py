@@ -29,6 +29,7 @@ from c2v_sim import tensor_file
 from c2v_sim.datasets import Dataset, default_data_dir
 from c2v_sim.encoder_builtin import BuiltinEncoder
 from c2v_sim.encoder_clip import ClipEncoder
+from c2v_sim.windows import Windows
 
 WIDTH = 512
 PART = 2048
@@ -91,8 +92,9 @@ def embed_dataset(
     """Embed the training samples and the classes of a data set, or read them from the cache.
 
     encoder: a name, an object as `Encoder` describes, or (images, labels) already embedded.
-    sample_texts: one a training sample, in place of its image (`next_character_prompt`).
-    label_texts: one a class (default: `label_prompt` of the class names).
+    sample_texts: one a training sample, in place of its image (default for windows of a text:
+        `next_character_prompt`).
+    label_texts: one a class (default: `label_prompt` of the class names, or `character_prompt`).
     cache_dir: default "embeddings" in the data folder. cache=False neither reads nor writes.
     batch_size: samples in one call of the encoder.
     """
@@ -101,7 +103,8 @@ def embed_dataset(
     if batch_size < 1:
         raise ValueError(f"embed_dataset: batch_size must be at least 1, got {batch_size}")
     samples = _samples(dataset, sample_texts)
-    prompts = list(map(label_prompt, dataset.class_names) if label_texts is None else label_texts)
+    prompt = character_prompt if isinstance(dataset.x_train, Windows) else label_prompt
+    prompts = list(map(prompt, dataset.class_names) if label_texts is None else label_texts)
     if len(prompts) != dataset.classes:
         raise ValueError(
             f"embed_dataset: label_texts must have one text for each of the {dataset.classes} "
@@ -130,7 +133,7 @@ def given_embeddings(
 ) -> Embeddings:
     """Embeddings made elsewhere, checked and normalised: images [N, 512], labels [K, 512]."""
     tensors = {
-        "images": _checked(images, dataset.x_train, "images"),
+        "images": _checked(images, dataset.y_train, "images"),
         "labels": _checked(labels, dataset.class_names, "labels"),
     }
     return Embeddings(
@@ -144,7 +147,21 @@ def given_embeddings(
 # ---- checks ---------------------------------------------------------------------------------
 
 
-def _samples(dataset: Dataset, texts: Sequence[str] | None) -> Tensor | Sequence[str]:
+@dataclass(frozen=True)
+class _Prompts:
+    """The prompts of all windows, written out part by part: a slice is a list of texts."""
+
+    windows: Windows
+    alphabet: str
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __getitem__(self, part: slice) -> list[str]:
+        return list(map(next_character_prompt, self.windows.take(part).strings(self.alphabet)))
+
+
+def _samples(dataset: Dataset, texts: Sequence[str] | None) -> Tensor | Sequence[str] | _Prompts:
     x = dataset.x_train
     if texts is not None:
         if len(texts) != len(x):
@@ -153,6 +170,8 @@ def _samples(dataset: Dataset, texts: Sequence[str] | None) -> Tensor | Sequence
                 f"training samples, got {len(texts)}"
             )
         return texts
+    if isinstance(x, Windows):
+        return _Prompts(x, "".join(dataset.class_names))
     if x.dtype != torch.uint8 or x.shape[-1] not in (1, 3):
         raise ValueError(
             f"embed_dataset: {dataset.name} has no images to embed: x_train must be uint8 "
@@ -238,7 +257,7 @@ class _Work:
     """Embeds the samples part by part; finished parts survive an interruption."""
 
     encoder: Encoder
-    samples: Tensor | Sequence[str]
+    samples: Tensor | Sequence[str] | _Prompts
     batch_size: int
     progress: bool
     parts: Path | None  # folder of the parts, None once it proved unusable

@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from c2v_sim import image_folders
-from c2v_sim.datasets import Dataset, content_hash
+from c2v_sim.dataset import ARRAYS, Dataset, content_hash
 from c2v_sim.partition import Partition, make_partition
-from c2v_sim.seeding import PARTITION, rng
+from c2v_sim.seeding import PARTITION, UPLOAD, rng
+from c2v_sim.windows import Windows
 
 Array = Any  # numpy array, torch tensor or nested list
 
@@ -50,6 +51,28 @@ class Federation:
         y, classes = self.dataset.y_train, self.dataset.classes
         own = (y[torch.from_numpy(ids)] for ids in self.partition.train)
         return torch.stack([torch.bincount(labels, minlength=classes) for labels in own])
+
+    def limited(self, most: int, seed: int) -> Federation:
+        """Of each client at most `most` training samples, drawn at random; 0: all of them.
+
+        The samples are numbered anew, client after client, each client's in their old order.
+        """
+        if most == 0 or self.partition.sizes.max() <= most:
+            return self
+        kept = limited_ids(self.partition, most, seed)
+        chosen = torch.from_numpy(np.concatenate(kept))
+        train = np.split(np.arange(len(chosen)), np.cumsum([len(ids) for ids in kept])[:-1])
+        old = self.dataset
+        new: dict[str, Any] = {
+            name: array[chosen]
+            for name in ("y_train", "domain_train", "client_train")
+            if (array := getattr(old, name)) is not None
+        }
+        x = old.x_train
+        new["x_train"] = x.take(chosen) if isinstance(x, Windows) else x[chosen]
+        content = {name: getattr(old, name) for name in ARRAYS} | new
+        dataset = dataclasses.replace(old, sha256=content_hash(content), **new)
+        return Federation(dataset, dataclasses.replace(self.partition, train=tuple(train)))
 
     @classmethod
     def from_arrays(
@@ -133,6 +156,16 @@ class Federation:
             seed=seed,
             name=name or Path(root).resolve().name,
         )
+
+
+def limited_ids(partition: Partition, most: int, seed: int) -> list[np.ndarray]:
+    """The training samples that `Federation.limited` keeps of each client, ascending."""
+    return [
+        np.sort(rng(seed, UPLOAD, i, 1).choice(ids, most, replace=False))
+        if len(ids) > most
+        else ids
+        for i, ids in enumerate(partition.train)
+    ]
 
 
 @dataclass(frozen=True)

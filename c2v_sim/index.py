@@ -37,6 +37,7 @@ INDEX, SUMMARY = "index.safetensors", "index.json"
 SETTINGS, CHECKPOINT = "settings.json", "training.safetensors"
 # The settings of a run that say what the federation is; the same flags as there.
 DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size", "clients"]
+DATA += ["sample_fraction", "min_samples", "train_fraction"]
 DATA += ["partition", "alpha", "lda", "shards_per_client", "clients_per_domain", "seed"]
 INDEX_FIELDS = {f.name: f for f in dataclasses.fields(IndexConfig)}
 LISTS = [name for name, f in INDEX_FIELDS.items() if f.type == tuple[str, ...]]
@@ -180,7 +181,8 @@ def prepare(
         )
     federation, run = build_federation(run)
     folder = Path(run.data_dir) / "embeddings" if run.data_dir else None
-    embeddings = embed_dataset(federation.dataset, config.make_encoder(), cache_dir=folder)
+    chosen = federation.limited(config.max_samples, config.seed).dataset
+    embeddings = embed_dataset(chosen, config.make_encoder(), cache_dir=folder)
     out = arguments.resume or arguments.out or default_directory(federation, config)
     if not arguments.resume:
         settings = {k: getattr(run, k) for k in DATA} | dataclasses.asdict(config)

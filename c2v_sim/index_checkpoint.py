@@ -23,7 +23,7 @@ from c2v_sim.index_config import IndexConfig
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 # Settings that may differ from the checkpoint's: they do not decide the bits on the way.
-FREE_ON_RESUME = ("lanes", "device", "epochs", "patience", "tolerance", "max_samples")
+FREE_ON_RESUME = ("lanes", "device", "epochs", "patience", "tolerance")
 
 
 @dataclass

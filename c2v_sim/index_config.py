@@ -33,7 +33,7 @@ class IndexConfig:
         0, "epochs or rounds without progress before stopping; 0: never", least=0
     )
     tolerance: float = option(1e-3, "smaller gains of the total loss are no progress", least=0.0)
-    max_samples: int = option(0, "samples of a client that enter its index; 0: all", least=0)
+    max_samples: int = option(0, "samples of a client that are embedded and used; 0: all", least=0)
     threads: int = option(2, "threads of the server (global); decides the last bits", least=1)
     seed: int = option(0, "seed of initialisation, uploads, shuffling and cohorts", least=0)
     lanes: int = option(0, "clients trained at the same time; 0: one a core", least=0)

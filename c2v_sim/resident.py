@@ -1,11 +1,14 @@
 """Data that stays on the device: one uint8 tensor; batches are gathered and normalised there.
 
 Images are stored [N, H, W, C], so the permuted batch is channels_last without a copy. Data that
-is already floating point (a user's features) is handed on as it is.
+is already floating point (a user's features) is handed on as it is. Windows of a text are cut out
+of the resident text and handed on as int64 symbol numbers [B, length].
 """
 
 import torch
 from torch import Tensor
+
+from c2v_sim.windows import Windows
 
 PAD = 4  # pixels of reflection around an image that is cropped at random
 
@@ -15,7 +18,7 @@ class ResidentData:
 
     def __init__(
         self,
-        x: Tensor,  # uint8 [N, H, W, C] or float [N, ...]
+        x: Tensor | Windows,  # uint8 [N, H, W, C], float [N, ...] or windows [N, length]
         y: Tensor,  # int64 [N]
         mean: tuple[float, ...],
         std: tuple[float, ...],
@@ -24,7 +27,7 @@ class ResidentData:
         self.x, self.y = x.to(device), y.to(device)
         self.device = device
         # (x / 255 - mean) / std as one multiply-add.
-        self._images = x.dtype == torch.uint8 and x.dim() == 4
+        self._images = x.dtype == torch.uint8 and x.ndim == 4
         deviation = torch.tensor(std or (1.0,), device=device).view(1, -1, 1, 1)
         self._scale = 1.0 / (255.0 * deviation)
         self._shift = -torch.tensor(mean or (0.0,), device=device).view(1, -1, 1, 1) / deviation
@@ -33,10 +36,13 @@ class ResidentData:
         return len(self.y)
 
     def batch(self, ids: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs [B, C, H, W] (float32, channels_last) and labels [B]; `generator`: augmented."""
+        """Inputs [B, C, H, W] (float32, channels_last) and labels [B]; `generator`: augmented.
+
+        Features are [B, …] as stored, windows int64 [B, length].
+        """
         x, y = self.x.index_select(0, ids), self.y.index_select(0, ids)
         if not self._images:
-            return x, y
+            return (x.long() if isinstance(self.x, Windows) else x), y
         if generator is not None:
             x = crop_and_flip(x, generator)
         x = x.permute(0, 3, 1, 2).to(torch.float32)

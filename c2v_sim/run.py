@@ -112,6 +112,10 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
         require_real_data=config.require_real_data,
         train_size=config.train_size or None,
         test_size=config.test_size or None,
+        sample_fraction=config.sample_fraction,
+        min_samples=config.min_samples,
+        train_fraction=config.train_fraction,
+        seed=config.seed,
     )
     if config.clients_per_domain:
         clients = config.clients_per_domain * len(dataset.domain_names)
@@ -122,7 +126,7 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
         config.partition,
         dataset.y_train.numpy(),
         dataset.y_test.numpy(),
-        clients=config.clients,
+        clients=config.clients or None,
         seed=config.seed,
         alpha=config.alpha,
         lda=config.lda,
@@ -130,8 +134,10 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
         domain_train=None if dataset.domain_train is None else dataset.domain_train.numpy(),
         domain_test=None if dataset.domain_test is None else dataset.domain_test.numpy(),
         clients_per_domain=config.clients_per_domain or None,
+        natural_train=None if dataset.client_train is None else dataset.client_train.numpy(),
+        natural_test=None if dataset.client_test is None else dataset.client_test.numpy(),
     )
-    return Federation(dataset, partition), config
+    return Federation(dataset, partition), dataclasses.replace(config, clients=partition.clients)
 
 
 def default_directory(config: RunConfig, dataset: str) -> Path:

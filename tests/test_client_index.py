@@ -10,6 +10,8 @@ from planted import planted
 
 from c2v_sim import index_plots, ops
 from c2v_sim.client_index import ClientIndex, build_index
+from c2v_sim.embeddings import given_embeddings
+from c2v_sim.federation import limited_ids
 from c2v_sim.index_config import IndexConfig
 from c2v_sim.index_quality import label_similarity, quality, separation, silhouette, spearman
 from c2v_sim.index_training import Pairs, train_network
@@ -80,13 +82,26 @@ def test_naive_indices(made):
     torch.testing.assert_close(average.similarity(), unit @ unit.T, atol=1e-5, rtol=1e-5)
 
 
-def test_max_samples_limits_what_enters_the_feature_index(made):
+def test_max_samples_limits_what_is_embedded_and_used(made):
     federation, images, labels, index = made
-    capped = build_index(
-        federation, dataclasses.replace(TINY, max_samples=5), embeddings=(images, labels)
-    )
+    five = dataclasses.replace(TINY, max_samples=5)
+    capped = build_index(federation, five, embeddings=(images, labels))
     assert not torch.equal(capped.feature, index.feature)
-    assert torch.equal(capped.label, index.label)
+    assert torch.equal(capped.label, index.label)  # labels cost nothing: all of them count
+    assert capped.sizes.tolist() == index.sizes.tolist()
+    capped.check(federation)
+    # The same by hand: a federation of the samples drawn, and the embeddings of those alone.
+    small, kept = federation.limited(5, TINY.seed), limited_ids(federation.partition, 5, TINY.seed)
+    assert small.partition.sizes.tolist() == [5] * 12
+    assert small.dataset.sha256 != federation.dataset.sha256
+    rows = torch.from_numpy(np.concatenate(kept))
+    assert torch.equal(small.dataset.x_train, federation.dataset.x_train[rows])
+    assert torch.equal(small.dataset.y_train, federation.dataset.y_train[rows])
+    assert all(set(k) <= set(ids) for k, ids in zip(kept, federation.partition.train, strict=True))
+    alone = build_index(small, TINY, embeddings=(images[rows], labels))
+    assert torch.equal(alone.feature, capped.feature)
+    given = given_embeddings(small.dataset, images[rows], labels)
+    assert torch.equal(build_index(federation, five, embeddings=given).feature, capped.feature)
     loose = dataclasses.replace(TINY, max_samples=20)
     again = build_index(federation, loose, embeddings=(images, labels))
     assert torch.equal(again.feature, index.feature)

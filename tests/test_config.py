@@ -29,7 +29,10 @@ def test_paper_preset():
     ("settings", "message"),
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"clients": -3}, "clients must be at least 1"),
+        ({"clients": -3}, "clients must be at least 0"),
+        ({"clients": 0}, "clients must be at least 1 with partition = dirichlet, got 0"),
+        ({"sample_fraction": 0.0}, r"sample_fraction must be in \(0, 1\], got 0.0"),
+        ({"train_fraction": 1.0}, r"train_fraction must be in \(0, 1\), got 1.0"),
         ({"participation": 0.0}, r"participation must be in \(0, 1\], got 0.0"),
         ({"participation": 1.5}, r"participation must be in \(0, 1\]"),
         ({"alpha": 0.0}, "alpha must be a positive number"),
@@ -60,6 +63,9 @@ def test_bad_settings_are_refused_with_what_is_allowed(settings, message):
         ({"shards_per_client": 3}, "it goes with partition = shards"),
         ({"clients_per_domain": 10}, "it goes with partition = by-domain"),
         ({"lda": "prior", "partition": "shards"}, "lda = prior has no effect"),
+        ({"min_samples": 9}, "it goes with dataset = shakespeare"),
+        ({"dataset": "shakespeare", "augment": "crop-flip"}, "it goes with dataset = shapes or"),
+        ({"dataset": "shakespeare", "alpha": 0.5}, "no effect with partition = natural"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, message):
@@ -71,6 +77,20 @@ def test_a_default_value_typed_by_hand_is_refused_where_it_has_no_effect():
     make_config({"alpha": 0.1, "partition": "iid"})  # a file may list every field
     with pytest.raises(ConfigError, match="alpha"):
         make_config({"alpha": 0.1, "partition": "iid"}, flags=["alpha"])
+
+
+def test_data_with_its_own_clients_keeps_them_unless_told_otherwise():
+    own = make_config({"dataset": "shakespeare"}, preset("quick"))
+    assert (own.partition, own.clients) == ("natural", 0)
+    mixed = make_config({"dataset": "shakespeare", "partition": "iid", "clients": 7})
+    assert (mixed.partition, mixed.clients) == ("iid", 7)
+    assert make_config({"rounds": 3}, dataclasses.replace(own, clients=57)).clients == 57
+
+
+@pytest.mark.parametrize("chosen", [{"partition": "iid"}, {"dataset": "shakespeare"}])
+def test_a_saved_configuration_is_accepted_again(chosen):
+    config = make_config(chosen, preset("quick"))  # whose alpha has no effect then
+    assert make_config(tomllib.loads(to_toml(config))) == config
 
 
 def test_every_field_says_what_it_is():

@@ -17,6 +17,8 @@ from c2v_sim.embeddings import (
     make_encoder,
     next_character_prompt,
 )
+from c2v_sim.encoder_builtin import BuiltinEncoder
+from c2v_sim.windows import Windows
 
 CLASSES = ("cat", "ice_cream", "owl")
 
@@ -256,3 +258,27 @@ def test_bad_choices_are_refused_before_any_work():
     plain = Dataset("features", features, y, features, y, CLASSES, (), (), "test", "0" * 64)
     with pytest.raises(ValueError, match=r"features has no images to embed"):
         embed_dataset(plain)
+
+
+def test_windows_of_a_text_are_embedded_as_prompts(tmp_path):
+    text = torch.tensor([0, 1, 2, 1, 0, 2, 1, 0], dtype=torch.uint8)
+    starts = {"train": torch.tensor([4, 0, 1]), "test": torch.tensor([2])}
+    arrays = {f"x_{k}": Windows(text, s, 3) for k, s in starts.items()}
+    arrays |= {f"y_{k}": text[s + 3].long() for k, s in starts.items()}
+    data = Dataset("abc", class_names=("a", "b", " "), mean=(), std=(), source="", sha256="1",
+                   **arrays)  # fmt: skip
+    seen = []
+
+    class Listener(BuiltinEncoder):
+        def embed_texts(self, texts):
+            seen.extend(texts)
+            return super().embed_texts(texts)
+
+    got = embed_dataset(data, Listener(), cache_dir=tmp_path, batch_size=2)
+    windows = [f"The next character of {w}" for w in ("a b", "ab ", "b b")]
+    symbols = [f"Character {s}" for s in ("a", "b", " ")]
+    assert seen == windows + symbols
+    torch.testing.assert_close(got.images, BuiltinEncoder().embed_texts(windows))
+    again = embed_dataset(data, Listener(), cache_dir=tmp_path)
+    assert len(seen) == 6  # from the cache
+    assert torch.equal(again.images, got.images)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from c2v_sim import index
+from c2v_sim import babble, index, shakespeare
 from c2v_sim.client_index import ClientIndex
 
 TINY = ["--train-size", "360", "--test-size", "60", "--partition", "by-domain"]
@@ -126,3 +126,18 @@ def test_ctrl_c_and_resume(tmp_path, capsys):
     a, b = (ClientIndex.load(d / "index.safetensors") for d in (out, whole))
     assert a.provenance == b.provenance
     assert (a.feature == b.feature).all()
+
+
+def test_an_index_of_roles_from_their_texts(tmp_path, monkeypatch, capsys):
+    few = babble.speech(roles=6, words=200)
+    monkeypatch.setattr(shakespeare, "find", lambda folder: (few, "made up"))
+    arguments = ["--dataset", "shakespeare", "--sample-fraction", "1", "--max-samples", "16"]
+    arguments += ["--epochs", "1", "--hidden", "32", "--threads", "1", "--out", str(tmp_path / "a")]
+    assert index.main(arguments) == 0
+    assert "index of shakespeare, natural, 6 clients" in capsys.readouterr().err
+    made = ClientIndex.load(tmp_path / "a" / "index.safetensors")
+    assert made.feature.shape == made.label.shape == (6, 512)
+    assert made.sizes.min() > 16
+    assert made.provenance["class_names"] == list(shakespeare.ALPHABET)
+    saved = json.loads((tmp_path / "a" / "settings.json").read_text())
+    assert (saved["partition"], saved["clients"], saved["sample_fraction"]) == ("natural", 6, 1.0)
