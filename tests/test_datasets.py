@@ -66,7 +66,7 @@ def test_content_hash_ignores_strides(small):
 
 
 def test_unknown_name_lists_the_known_ones(tmp_path):
-    with pytest.raises(DataError, match="unknown data set 'mnist'; known: shapes, cifar10"):
+    with pytest.raises(DataError, match="unknown data set 'mnist'; known: shapes, cifar10, pacs"):
         load_dataset("mnist", data_dir=tmp_path)
 
 
