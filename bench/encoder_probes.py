@@ -1,6 +1,6 @@
 """How useful are an encoder's embeddings? Linear probes for class and domain, beside a floor.
 
-    python bench/encoder_probes.py [--data DIR] [--encoder builtin] [--train 10000] [--test 2000]
+    python bench/encoder_probes.py [--data DIR] [--encoder builtin …] [--train 10000] [--test 2000]
 
 For cifar10.npz and pacs64.npz in DIR (default $C2V_DATA, then ~/.cache/c2v_shared) and for the
 rendered shapes: ridge regression to one-hot targets on the 512 standardised numbers, its weight
@@ -12,6 +12,7 @@ second of processor time (which other programs do not change).
 import argparse
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +21,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from c2v_sim import shapes
-from c2v_sim.embeddings import make_encoder
+from c2v_sim.embeddings import ENCODERS, Encoder, make_encoder
 
 Targets = dict[str, Tensor]
 Parts = tuple[Tensor, Targets, Tensor, Targets]
+Rows = tuple[Tensor, Tensor, str]  # embeddings of both parts, and their speed
 
 
 def load(name: str, folder: Path, train: int, test: int) -> Parts | None:
@@ -82,7 +84,7 @@ def probe(train: Tensor, y: Targets, test: Tensor, y_test: Targets) -> dict[str,
     return result
 
 
-def pixels_pca(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
+def pixels_pca(train: Tensor, test: Tensor) -> Rows:
     """512 principal components of the pixels at 32×32."""
     flat = [
         F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2).float() / 255, 32).flatten(1)
@@ -97,38 +99,45 @@ def pixels_pca(train: Tensor, test: Tensor) -> tuple[Tensor, Tensor]:
         basis = torch.linalg.qr(a.T @ (a @ basis))[0]
     small = a @ basis
     components = basis @ torch.linalg.eigh(small.T @ small)[1][:, -512:]
-    return a @ components, (flat[1] - mean) @ components
+    return a @ components, (flat[1] - mean) @ components, ""
+
+
+def with_speed(encoder: Encoder) -> Callable[[Tensor, Tensor], Rows]:
+    def embed(train: Tensor, test: Tensor) -> Rows:
+        wall, cpu = time.perf_counter(), time.process_time()
+        rows = encoder.embed_images(train), encoder.embed_images(test)
+        wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+        count = len(train) + len(test)
+        return *rows, f"{count / wall:9.0f} {count / cpu:.0f}"
+
+    return embed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     default = os.environ.get("C2V_DATA") or Path.home() / ".cache/c2v_shared"
     parser.add_argument("--data", type=Path, default=Path(default))
-    parser.add_argument("--encoder", default="builtin")
+    parser.add_argument("--encoder", nargs="+", choices=list(ENCODERS), default=["builtin"])
     parser.add_argument("--train", type=int, default=10_000)
     parser.add_argument("--test", type=int, default=2_000)
     options = parser.parse_args()
-    encoder = make_encoder(options.encoder)
-    print(f"{'data':8} {'features':12} {'class':>7} {'domain':>7} {'train':>6} {'images/s':>9} cpu")
+    encoders = [make_encoder(name) for name in options.encoder]
+    print(f"{'data':8} {'features':15} {'class':>7} {'domain':>7} {'train':>6} {'images/s':>9} cpu")
     for name in ("cifar10", "pacs64", "shapes"):
         parts = load(name, options.data, options.train, options.test)
         if parts is None:
             print(f"{name:8} skipped: no {name}.npz in {options.data}")
             continue
         x, y, x_test, y_test = parts
-        wall, cpu = time.perf_counter(), time.process_time()
-        embedded = [encoder.embed_images(v) for v in (x, x_test)]
-        count = len(x) + len(x_test)
-        wall, cpu = count / (time.perf_counter() - wall), count / (time.process_time() - cpu)
-        for label, (a, b), speed in (
-            ("pixels + PCA", pixels_pca(x, x_test), ""),
-            (encoder.name, embedded, f"{wall:9.0f} {cpu:.0f}"),
-        ):
-            found = probe(a, y, b, y_test)
+        features: dict[str, Callable[[Tensor, Tensor], Rows]] = {"pixels + PCA": pixels_pca}
+        features |= {encoder.name: with_speed(encoder) for encoder in encoders}
+        for label, embed in features.items():
+            train, test, speed = embed(x, x_test)
+            found = probe(train, y, test, y_test)
             cells = [
                 f"{100 * found[k]:6.1f}%" if k in found else "      –" for k in ("class", "domain")
             ]
-            print(f"{name:8} {label:12} {' '.join(cells)} {len(x):6d} {speed}", flush=True)
+            print(f"{name:8} {label:15} {' '.join(cells)} {len(x):6d} {speed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from . import babble, cifar10, domainnet, shakespeare, shapes
+from . import babble, cifar10, domainnet, pacs, shakespeare, shapes
 from .atomic import replacing
 from .dataset import Dataset, content_hash
 from .download import DataError, Unreachable
@@ -54,7 +54,8 @@ def load_dataset(
     data_dir: where data is looked for, downloaded to and cached (default: `default_data_dir()`).
     require_real_data: raise DataError instead of using a stand-in when a download fails.
     train_size, test_size: number of images; `shapes` renders any number (default 50,000 and
-        10,000), `cifar10` takes the first so many in the official order (default all).
+        10,000), `cifar10` takes the first so many in the official order (default all),
+        `pacs` in the mixed order that its module describes.
     sample_fraction, min_samples, train_fraction, seed: of `shakespeare`: the share of all samples
         that is taken in whole roles, in an order drawn with the seed; the fewest of a role; the
         share of a role's samples that trains.
@@ -199,14 +200,16 @@ def _load_cifar10(
     )
 
 
-def _take_first(tensors: dict[str, Tensor], split: str, size: int | None) -> str:
+def _take_first(
+    tensors: dict[str, Tensor], split: str, size: int | None, name: str = "cifar10"
+) -> str:
     """Cut a split to its first images, in place; what was done, as a note for the source."""
     whole = len(tensors[f"y_{split}"])
     if size is None or size == whole:
         return ""
     if size > whole:
-        raise DataError(f"cifar10: {split}_size must be at most {whole}, got {size}")
-    for key in (f"x_{split}", f"y_{split}"):
+        raise DataError(f"{name}: {split}_size must be at most {whole}, got {size}")
+    for key in [key for key in tensors if key.endswith(f"_{split}")]:
         tensors[key] = tensors[key][:size].clone()  # so that the rest can be freed
     return f", first {size} of {whole} {split} images"
 
@@ -307,10 +310,50 @@ def _load_domainnet(
     )
 
 
+# ---- pacs -----------------------------------------------------------------------------------
+
+
+def _load_pacs(
+    folder: Path,
+    require_real_data: bool,
+    train_size: int | None,
+    test_size: int | None,
+    progress: bool,
+) -> Dataset:
+    found = pacs.find(folder, progress)
+    if found is None:
+        missing = f"pacs is not in {folder}, and it cannot be downloaded by program"
+        remedy = f"place there {pacs.REMEDY}, or name the folder that has them with --data-dir"
+        if require_real_data:
+            raise DataError(f"{missing}; {remedy}")
+        print(
+            f"STAND-IN DATA: {missing}, so this run uses rendered shapes (six domains) instead and "
+            f"its results say nothing about PACS; to get the real data, {remedy}.",
+            file=sys.stderr,
+        )
+        return _load_shapes(folder, False, train_size, test_size, progress, "pacs")
+    tensors: dict[str, Any] = found[0]
+    cut = [
+        _take_first(tensors, split, size, "pacs")
+        for split, size in (("train", train_size), ("test", test_size))
+    ]
+    return Dataset(
+        name="pacs",
+        class_names=pacs.CLASS_NAMES,
+        domain_names=pacs.DOMAIN_NAMES,
+        mean=pacs.MEAN,
+        std=pacs.STD,
+        source="".join([found[1], *cut]),
+        sha256=content_hash(tensors),
+        **tensors,
+    )
+
+
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "shapes": _load_shapes,
     "cifar10": _load_cifar10,
     "shakespeare": _load_shakespeare,
     "domainnet": _load_domainnet,
+    "pacs": _load_pacs,
 }
 OWN_CLIENTS = ("shakespeare",)  # data that comes from known clients

@@ -29,6 +29,7 @@ from c2v_sim import tensor_file
 from c2v_sim.datasets import Dataset, default_data_dir
 from c2v_sim.encoder_builtin import BuiltinEncoder
 from c2v_sim.encoder_clip import ClipEncoder
+from c2v_sim.encoder_pretrained_lite import PretrainedLiteEncoder
 from c2v_sim.windows import Windows
 
 WIDTH = 512
@@ -45,7 +46,11 @@ class Encoder(Protocol):
     def embed_texts(self, texts: list[str], /) -> Tensor: ...  # -> [T, 512]
 
 
-ENCODERS: dict[str, Callable[..., Encoder]] = {"builtin": BuiltinEncoder, "clip": ClipEncoder}
+ENCODERS: dict[str, Callable[..., Encoder]] = {
+    "builtin": BuiltinEncoder,
+    "pretrained-lite": PretrainedLiteEncoder,
+    "clip": ClipEncoder,
+}
 
 
 @dataclass(frozen=True)

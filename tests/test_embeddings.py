@@ -243,7 +243,9 @@ def test_wrong_result_of_an_encoder_is_refused(tmp_path):
 
 def test_bad_choices_are_refused_before_any_work():
     data = dataset()
-    with pytest.raises(ValueError, match=r"unknown encoder 'bert'; known: builtin, clip"):
+    with pytest.raises(
+        ValueError, match=r"unknown encoder 'bert'; known: builtin, pretrained-lite, clip"
+    ):
         embed_dataset(data, "bert")
     with pytest.raises(ValueError, match=r"has no embed_images and no embed_texts"):
         embed_dataset(data, type("Half", (), {"name": "half"})())
