@@ -37,7 +37,7 @@ class Case:
 
 CASES = {
     "cnn": Case("cnn", samples=20_000, clients=100, cohort=10),
-    "resnet8": Case("resnet8", samples=10_000, clients=100, cohort=10),
+    "resnet8": Case("resnet8", samples=8_000, clients=50, cohort=10),
     "resnet18": Case("resnet18", samples=1_000, clients=20, cohort=5),
     "lstm": Case(
         "lstm", samples=4_000, clients=50, cohort=10, classes=80, shape=(80,), tokens=True
