@@ -153,7 +153,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     keep_freed_memory()
-    print("| | 1 thread, ms | threads, ms | processes, ms | × of threads | × of processes to threads |")
+    print(
+        "| ms a round | 1 thread | threads | processes | × of threads | × of processes to threads |"
+    )
     print("|---|---:|---:|---:|---:|---:|")
     for name in arguments.models:
         one, threads, processes = measure(

@@ -47,7 +47,8 @@ Worker = tuple[multiprocessing.process.BaseProcess, Connection]
 
 def cohorts(case: Case) -> Iterator[np.ndarray]:
     """The simulator's own draws, for the baselines."""
-    return (uniform(0, t, case.clients, case.cohort) for t in itertools.count(1))
+    sizes = np.ones(case.clients)  # uniform: they do not matter
+    return (uniform(0, t, sizes, case.cohort) for t in itertools.count(1))
 
 
 def contestant_rounds(name: str, case: Case) -> Iterator[object]:
@@ -55,12 +56,19 @@ def contestant_rounds(name: str, case: Case) -> Iterator[object]:
     data = federation(case)
     if name in SIMULATORS:
         simulator = Simulator(data, config(case, SIMULATORS[name]), model=build(case))
-        return (r.cohort for r in simulator.rounds())
+        return _same_cohorts(simulator, cohorts(case))
     settings = config(case, 1)
     sgd = {k: getattr(settings, k) for k in ("lr", "momentum", "weight_decay")}
     sizes = {"epochs": case.epochs, "batch_size": case.batch_size}
     arrays = (normalised(data), data.dataset.y_train, data.partition.train, cohorts(case))
     return BASELINES[name.rstrip("*")](build(case), *arrays, **sizes, sgd=sgd)
+
+
+def _same_cohorts(simulator: Simulator, wanted: Iterator[np.ndarray]) -> Iterator[object]:
+    for record, cohort in zip(simulator.rounds(), wanted, strict=False):
+        if record.cohort != cohort.tolist():
+            raise RuntimeError(f"round {record.round}: the baselines train another cohort")
+        yield record
 
 
 def live(name: str, case: Case, pipe: Connection) -> None:
@@ -184,7 +192,8 @@ data, model = federation(case), build(case)
 made = time.time()
 features, stepped = type(model).features, []
 def first(self, x):
-    stepped.append(time.time())
+    if torch.is_grad_enabled():  # not the look at the model's width
+        stepped.append(time.time())
     return features(self, x)
 type(model).features = first
 simulator = Simulator(data, config(case, 2), model=model)

@@ -1,4 +1,4 @@
-"""Stage 7b for linear and small MLP models: many clients as one batched computation.
+"""Stage 7c for linear and small MLP models: many clients as one batched computation.
 
 Where a step costs little more than its calls, the calls are made once for a block of clients:
 weights [k, out, in], inputs [k, B, in], one batched product for all of them. Clients, orders and
@@ -23,8 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim import ops
+from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.arena import Arena
-from c2v_sim.cohort import Data, Interrupted, LocalTraining, batch_bounds
+from c2v_sim.cohort import Data, Interrupted, LocalTraining, TrainingError, batch_bounds
 from c2v_sim.lanes import Lane, Lanes
 from c2v_sim.models import MLP
 from c2v_sim.optimisers import Sgd
@@ -37,11 +38,16 @@ LARGEST = 200_000  # parameters of a model
 FEWEST = 4  # clients in a cohort
 BLOCK = 32  # clients in a block; more gain little, and fewer blocks keep fewer lanes busy
 PARAMETERS = {"hidden.weight", "hidden.bias", "classifier.weight", "classifier.bias"}
+HOOKS = ("begin", "step_terms", "local_loss", "loss")  # of local training, as in FedAvg
 
 
-def stackable(model: nn.Module, how: LocalTraining, cohort: int) -> bool:
-    """Whether train_stacked can train this model under cross entropy, and is faster than lanes."""
+def stackable(model: nn.Module, how: LocalTraining, algorithm: Algorithm, cohort: int) -> bool:
+    """Whether train_stacked does what train_cohort does, and does it faster."""
     if type(model) is not MLP or not isinstance(how.optimiser, Sgd) or how.augment:
+        return False
+    if algorithm.regulariser is not None:
+        return False
+    if any(getattr(type(algorithm), hook) is not getattr(Algorithm, hook) for hook in HOOKS):
         return False
     sizes = {name: p.numel() for name, p in model.named_parameters()}
     return sizes.keys() <= PARAMETERS and sum(sizes.values()) <= LARGEST and cohort >= FEWEST
@@ -143,34 +149,44 @@ def train_stacked(
     samples: tuple[np.ndarray, ...],
     clients: np.ndarray,
     how: LocalTraining,
+    algorithm: Algorithm,
     round: int,
     on_client: Callable[[int], None] = lambda client: None,
-    stopped: Callable[[], bool] = lambda: False,
 ) -> Tensor:  # [K]
-    """Train `clients` (ascending ids) into cohort rows 0..K-1; their mean losses.
-
-    As train_cohort for models and settings that are `stackable`, except that values which are not
-    finite are left to the caller.
-    """
+    """train_cohort for what is `stackable`: `clients` into rows 0..K-1; their mean losses."""
     if not isinstance(how.optimiser, Sgd):
         raise TypeError(f"train_stacked: the optimiser must be Sgd, got {how.optimiser}")
     sgd, k = how.optimiser, len(clients)
     losses = torch.zeros(k, device=data.device)
-    by_size = sorted(range(k), key=lambda row: -len(samples[clients[row]]))
-    # Two at least, for two lanes; dealt in turn, so that all have the same share of large clients.
-    count = max(min(2, k), math.ceil(k / BLOCK))
-    blocks = [by_size[first::count] for first in range(count)]
+    blocks = make_blocks([len(samples[client]) for client in clients])
 
     def work(lane: Lane, block: int) -> None:
         rows = torch.tensor(blocks[block], device=data.device)
         mine = [int(clients[row]) for row in blocks[block]]
         start = (slot.view(server.data[0]) for slot in server.layout.parameters)
         parameters = [p.expand(len(mine), *p.shape).clone() for p in start]
-        batches = make_batches([samples[c] for c in mine], mine, how, round)
-        losses[rows] = train_block(parameters, data, batches, sgd, stopped)
+        batches = make_batches([samples[client] for client in mine], mine, how, round)
+        losses[rows] = train_block(parameters, data, batches, sgd, lanes.stopped)
         cohort.data.index_copy_(0, rows, torch.cat([p.flatten(1) for p in parameters], dim=1))
 
-    for block, _ in lanes.run(work, range(count)):
+    for block, _ in lanes.run(work, range(len(blocks))):
         for row in blocks[block]:
             on_client(int(clients[row]))
+    finite = (losses.isfinite() & cohort.data[:k].sum(dim=1).isfinite()).tolist()
+    if not all(finite):
+        bad = ", ".join(str(clients[row]) for row in range(k) if not finite[row])
+        raise TrainingError(
+            f"round {round}, client {bad}, algorithm {algorithm.name}: the loss or the local "
+            f"model is not finite; lower the learning rate ({how.optimiser})"
+        )
     return losses
+
+
+def make_blocks(sizes: list[int]) -> list[list[int]]:
+    """Rows of clients that train together, the larger client first in each block.
+
+    At least two blocks, for two lanes; dealt in turn, so that the large clients are spread.
+    """
+    by_size = sorted(range(len(sizes)), key=lambda row: -sizes[row])
+    count = max(min(2, len(sizes)), math.ceil(len(sizes) / BLOCK))
+    return [by_size[first::count] for first in range(count)]

@@ -1,7 +1,6 @@
 """Stacked training against the lanes and against the slow, obvious FedAvg."""
 
 import dataclasses
-import threading
 
 import numpy as np
 import pytest
@@ -11,7 +10,8 @@ from federations import image_federation
 from torch import nn
 
 from c2v_sim import Federation, RunConfig, Simulator
-from c2v_sim.cohort import Interrupted, train_cohort
+from c2v_sim.algorithms import Algorithm
+from c2v_sim.cohort import Interrupted, TrainingError, train_cohort
 from c2v_sim.models import MLP, build_model
 from c2v_sim.optimisers import Adam
 from c2v_sim.stacked import make_batches, stackable, train_stacked
@@ -37,15 +37,19 @@ def feature_federation(sizes, width=12, classes=3):
     return Federation.from_arrays(x, y, owner, **test, class_names=["a", "b", "c"][:classes])
 
 
+def arguments(s, clients):
+    samples = s.federation.partition.train
+    return s.lanes, s.server, s.cohort, s.train_data, samples, clients, s.how
+
+
 def both_ways(federation, model, lanes=2, **changes):
     """(losses, rows) of the lanes, then of stacking, from the same start."""
     settings = dataclasses.replace(SETTINGS, lanes=lanes, **changes)
     s = Simulator(federation, settings, model=model)
     clients, out = np.arange(s.cohort_size), []
-    common = (s.lanes, s.server, s.cohort, s.train_data, federation.partition.train, clients, s.how)
-    for train, extra in ((train_cohort, (4, "fedavg")), (train_stacked, (4,))):
+    for train in (train_cohort, train_stacked):
         s.cohort.data.fill_(torch.nan)
-        losses = train(*common, *extra)
+        losses = train(*arguments(s, clients), s.algorithm, 4)
         out.append((losses, s.cohort.data.clone()))
     s.close()
     return out
@@ -110,28 +114,48 @@ def test_batches_are_those_of_the_lanes():
 
 
 def test_every_client_is_reported_and_a_stop_is_obeyed():
-    federation = feature_federation([6] * 40)
-    s = Simulator(federation, SETTINGS)
-    common = (s.lanes, s.server, s.cohort, s.train_data, federation.partition.train)
-    done, stop = [], threading.Event()
-    train_stacked(*common, np.arange(40), s.how, 1, done.append)
+    s = Simulator(feature_federation([6] * 40), SETTINGS)
+    done = []
+    train_stacked(*arguments(s, np.arange(40)), s.algorithm, 1, done.append)
     assert sorted(done) == list(range(40))
-    stop.set()
+    s.stop.set()
     with pytest.raises(Interrupted):
-        train_stacked(*common, np.arange(40), s.how, 1, stopped=stop.is_set)
+        train_stacked(*arguments(s, np.arange(40)), s.algorithm, 1)
     s.close()
+
+
+def test_a_diverging_client_is_named():
+    federation = feature_federation([6] * 5)
+    federation.dataset.x_train[federation.partition.train[3]] = 1e30
+    s = Simulator(federation, SETTINGS)
+    with pytest.raises(TrainingError, match=r"round 2, client 3, algorithm fedavg.*not finite"):
+        train_stacked(*arguments(s, np.arange(5)), s.algorithm, 2)
+    s.close()
+
+
+class OtherLoss(Algorithm):
+    def loss(self, client, x, y, z, logits):
+        return logits.sum()
+
+
+class OtherUpdate(Algorithm):
+    def update(self, server, cohort, weights):
+        pass
 
 
 def test_what_is_stackable():
     s = Simulator(feature_federation([5, 6, 7, 8]), SETTINGS)
-    how, model = s.how, MLP(3, (12,), 20)
+    how, fedavg, model = s.how, Algorithm(), MLP(3, (12,), 20)
     s.close()
-    assert stackable(model, how, 4)
-    assert stackable(MLP(3, (784,), 0), how, 100)
-    assert not stackable(model, how, 1)
-    assert not stackable(MLP(10, (3072,), 200), how, 10)  # too large to gain
-    assert not stackable(build_model("cnn", classes=3, input_shape=(16, 16, 3), seed=0), how, 4)
-    assert not stackable(model, dataclasses.replace(how, augment=True), 4)
-    assert not stackable(model, dataclasses.replace(how, optimiser=Adam()), 4)
+    assert stackable(model, how, fedavg, 4)
+    assert stackable(model, how, OtherUpdate(), 4)  # not a matter of local training
+    assert stackable(MLP(3, (784,), 0), how, fedavg, 100)
+    assert not stackable(model, how, fedavg, 1)
+    assert not stackable(model, how, OtherLoss(), 4)
+    assert not stackable(MLP(10, (3072,), 200), how, fedavg, 10)  # too large to gain
+    cnn = build_model("cnn", classes=3, input_shape=(16, 16, 3), seed=0)
+    assert not stackable(cnn, how, fedavg, 4)
+    assert not stackable(model, dataclasses.replace(how, augment=True), fedavg, 4)
+    assert not stackable(model, dataclasses.replace(how, optimiser=Adam()), fedavg, 4)
     model.projection = nn.Linear(20, 5)  # trained by a loss of its own
-    assert not stackable(model, how, 4)
+    assert not stackable(model, how, fedavg, 4)
