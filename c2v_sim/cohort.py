@@ -130,6 +130,20 @@ def train_cohort(
     by_size = sorted(range(k), key=lambda row: -len(samples[clients[row]]))
     for row, _ in lanes.run(work, by_size):
         on_client(int(clients[row]))
+    check_finite(losses, cohort, clients, how, algorithm, round)
+    return losses
+
+
+def check_finite(
+    losses: Tensor,
+    cohort: Arena,
+    clients: np.ndarray,
+    how: LocalTraining,
+    algorithm: Algorithm,
+    round: int,
+) -> None:
+    """Raise TrainingError that names the clients whose loss or model is not finite."""
+    k = len(clients)
     finite = (losses.isfinite() & cohort.data[:k].sum(dim=1).isfinite()).tolist()
     if not all(finite):
         bad = ", ".join(str(clients[row]) for row in range(k) if not finite[row])
@@ -137,4 +151,3 @@ def train_cohort(
             f"round {round}, client {bad}, algorithm {algorithm.name}: the loss or the local "
             f"model is not finite; lower the learning rate ({how.optimiser})"
         )
-    return losses

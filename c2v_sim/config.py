@@ -98,6 +98,8 @@ class RunConfig:
     index_strategy: str = option("global", "who trains DSA-IGN", STRATEGIES)
     index_encoder: str = option("builtin", "what embeds images and labels", tuple(ENCODERS))
     index_epochs: int = option(500, "E: epochs of DSA-IGN", least=1)
+    index_dropout: float = option(0.1, "dropout of DSA-IGN; 0 is faster", least=0.0)
+    index_max_samples: int = option(0, "samples a client that the index sees; 0: all", least=0)
     index_part: str = option("both", "part of the index that is used", INDEX_PARTS)
     tau: float = option(0.0, "temperature of sampling; 0: 1 (global) or 0.1 (federated)", least=0.0)
     gamma: float = option(0.5, "discount of past similarity (aggregation)", least=0.0)
@@ -236,6 +238,8 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "index_file": ("improve", IMPROVEMENTS),
     "index_strategy": ("improve", IMPROVEMENTS),
     "index_encoder": ("improve", IMPROVEMENTS),
+    "index_dropout": ("improve", IMPROVEMENTS),
+    "index_max_samples": ("improve", IMPROVEMENTS),
     "index_part": ("improve", IMPROVEMENTS),
     "tau": ("improve", ("sampling",)),
     "gamma": ("improve", ("aggregation",)),

@@ -11,26 +11,23 @@ import dataclasses
 import json
 import sys
 import threading
-import time
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from c2v_sim import index_plots, report
 from c2v_sim.atomic import new_directory, write_atomically
 from c2v_sim.client_index import ClientIndex, build_index
 from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config
-from c2v_sim.dsa_ign import LOSSES
-from c2v_sim.embeddings import Embeddings, embed_dataset
+from c2v_sim.embeddings import Embeddings
 from c2v_sim.federation import Federation
+from c2v_sim.index_cache import index_embeddings
 from c2v_sim.index_config import IndexConfig
-from c2v_sim.index_training import Training
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.malloc import keep_freed_memory
+from c2v_sim.progress import IndexProgress
 from c2v_sim.run import build_federation, fail, whole_or_auto
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
@@ -42,7 +39,6 @@ DATA += ["partition", "alpha", "lda", "shards_per_client", "clients_per_domain",
 INDEX_FIELDS = {f.name: f for f in dataclasses.fields(IndexConfig)}
 LISTS = [name for name, f in INDEX_FIELDS.items() if f.type == tuple[str, ...]]
 FREE_ON_RESUME = {"lanes", "data_dir"}
-SECONDS_BETWEEN_LINES = 5.0
 
 
 def parser() -> argparse.ArgumentParser:
@@ -125,38 +121,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-class Bar:
-    """Progress of the training: a live bar in a terminal, a line now and then elsewhere."""
-
-    def __init__(self, config: IndexConfig) -> None:
-        self.total, self.last, self.start = config.points, 0.0, time.monotonic()
-        self.unit = "epoch" if config.strategy == "global" else "round"
-        self.first: int | None = None  # points done before this process
-        self.bar: tqdm | None = None
-        if sys.stderr.isatty():
-            self.bar = tqdm(total=self.total, unit=self.unit, desc="DSA-IGN", dynamic_ncols=True)
-
-    def point(self, training: Training) -> None:
-        done = len(training.curve)
-        shown = "  ".join(f"{n} {v:.3f}" for n, v in zip(LOSSES, training.curve[-1], strict=True))
-        if self.bar is not None:
-            self.bar.update(done - self.bar.n)
-            self.bar.set_postfix_str(shown)
-            return
-        now = time.monotonic()
-        if self.first is None:
-            self.first = done - 1
-        if now - self.last > SECONDS_BETWEEN_LINES or done == self.total:
-            self.last = now
-            left = (now - self.start) / (done - self.first) * (self.total - done)
-            line = f"{self.unit} {done}/{self.total}  {shown}  ETA {left:.0f} s"
-            print(line, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self.bar is not None:
-            self.bar.close()
-
-
 def default_directory(federation: Federation, config: IndexConfig) -> Path:
     """indices/<time>-<dataset>-<kind>-<seed>, with a counter where that exists."""
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
@@ -180,9 +144,7 @@ def prepare(
             f"--out {arguments.out} exists and is never overwritten; name another, or --resume"
         )
     federation, run = build_federation(run)
-    folder = Path(run.data_dir) / "embeddings" if run.data_dir else None
-    chosen = federation.limited(config.max_samples, config.seed).dataset
-    embeddings = embed_dataset(chosen, config.make_encoder(), cache_dir=folder)
+    embeddings = index_embeddings(federation, config, run.data_dir)
     out = arguments.resume or arguments.out or default_directory(federation, config)
     if not arguments.resume:
         settings = {k: getattr(run, k) for k in DATA} | dataclasses.asdict(config)
@@ -243,7 +205,7 @@ def execute(
 ) -> int:
     """Train in a directory that exists and write the index there; the exit code."""
     show_start(federation, embeddings.encoder, config, out)
-    bar = Bar(config) if config.index == "dsa-ign" else None
+    bar = IndexProgress(config) if config.index == "dsa-ign" else None
     again = f"python -m c2v_sim.index --resume {out}"
     try:
         index = build_index(

@@ -21,20 +21,27 @@ from c2v_sim.index_training import Training
 from c2v_sim.threads import choose_device
 
 
+def index_embeddings(
+    federation: Federation, config: IndexConfig, data_dir: Path | str | None = None
+) -> Embeddings:
+    """The embeddings of the samples that the index uses, cached in `data_dir`."""
+    folder = Path(data_dir or default_data_dir()).expanduser() / "embeddings"
+    chosen = federation.limited(config.max_samples, config.seed).dataset
+    return embed_dataset(chosen, config.make_encoder(), cache_dir=folder)
+
+
 def cached_index(
     federation: Federation,
     config: IndexConfig,
+    embeddings: Embeddings,
     *,
-    data_dir: Path | None = None,
+    data_dir: Path | str | None = None,
     checkpoint: Path | None = None,
     on_point: Callable[[Training], None] = lambda training: None,
     stop: threading.Event | None = None,
 ) -> ClientIndex:
     """The index of `federation`, cached in `data_dir`; the other arguments as for build_index."""
-    folder = data_dir or default_data_dir()
-    embeddings = embed_dataset(
-        federation.dataset, config.make_encoder(), cache_dir=folder / "embeddings"
-    )
+    folder = Path(data_dir or default_data_dir()).expanduser()
     path = folder / "indices" / f"{identity(federation, embeddings, config)}.safetensors"
     if path.exists():
         try:

@@ -6,7 +6,12 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from c2v_sim.dsa_ign import LOSSES
+from c2v_sim.index_checkpoint import Training
+from c2v_sim.index_config import IndexConfig
 from c2v_sim.records import RoundRecord
+
+SECONDS_BETWEEN_LINES = 5.0
 
 
 def percent(share: float | None) -> str:
@@ -54,6 +59,38 @@ class Progress:
             file=self.stream,
             flush=True,
         )
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
+
+
+class IndexProgress:
+    """Progress of training DSA-IGN: a live bar in a terminal, a line now and then elsewhere."""
+
+    def __init__(self, config: IndexConfig) -> None:
+        self.total, self.last, self.start = config.points, 0.0, time.monotonic()
+        self.unit = "epoch" if config.strategy == "global" else "round"
+        self.first: int | None = None  # points done before this process
+        self.bar: tqdm | None = None
+        if sys.stderr.isatty():
+            self.bar = tqdm(total=self.total, unit=self.unit, desc="DSA-IGN", dynamic_ncols=True)
+
+    def point(self, training: Training) -> None:
+        done = len(training.curve)
+        shown = "  ".join(f"{n} {v:.3f}" for n, v in zip(LOSSES, training.curve[-1], strict=True))
+        if self.bar is not None:
+            self.bar.update(done - self.bar.n)
+            self.bar.set_postfix_str(shown)
+            return
+        now = time.monotonic()
+        if self.first is None:
+            self.first = done - 1
+        if now - self.last > SECONDS_BETWEEN_LINES or done == self.total:
+            self.last = now
+            left = (now - self.start) / (done - self.first) * (self.total - done)
+            line = f"{self.unit} {done}/{self.total}  {shown}  ETA {left:.0f} s"
+            print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self.bar is not None:

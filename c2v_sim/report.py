@@ -3,6 +3,7 @@
 config.toml        every setting
 manifest.json      data source and hash, partition, evaluation, versions, commit, machine
 partition.npz      which sample belongs to which client
+index.safetensors  the client index, where one steers the run
 rounds.jsonl       one record a round, written as soon as the round is done
 checkpoints/       where `--resume` goes on: the two newest generations (checkpoint.py)
 model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
@@ -25,7 +26,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from c2v_sim.algorithms import Algorithm
 from c2v_sim.atomic import flush, new_directory, write_atomically
+from c2v_sim.client_index import ClientIndex
 from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.evaluation import PROTOCOL
 from c2v_sim.federation import Federation
@@ -36,7 +39,7 @@ from c2v_sim.simulator import Simulator
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 ROUNDS, CHECKPOINTS, RESULT = "rounds.jsonl", "checkpoints", "result.json"
-MODEL, PICTURE = "model.safetensors", "accuracy.png"
+MODEL, PICTURE, INDEX = "model.safetensors", "accuracy.png", "index.safetensors"
 
 
 def create_run_directory(path: Path, simulator: Simulator, label: str, command: str) -> None:
@@ -68,8 +71,13 @@ def manifest(simulator: Simulator, label: str, command: str) -> dict[str, Any]:
             "norm": norm_policy(config),
             "parameters": simulator.layout.trainable,
             "buffers": simulator.layout.size - simulator.layout.trainable,
+            "pretrained": simulator.pretrained and dataclasses.asdict(simulator.pretrained),
         },
-        "encoder": None,
+        "algorithm": {"name": simulator.algorithm.name} | vars_of(simulator.algorithm),
+        "encoder": None,  # and the index: filled in by add_index
+        "index": None,
+        "improve": list(config.improve),
+        "client_state": simulator.row_plan.sentence,
         "seed": config.seed,
         "evaluation": PROTOCOL,
         "lanes": simulator.lanes.count,
@@ -78,6 +86,20 @@ def manifest(simulator: Simulator, label: str, command: str) -> dict[str, Any]:
         "commit": commit(),
         "machine": machine(simulator.device),
     }
+
+
+def vars_of(algorithm: Algorithm) -> dict[str, Any]:
+    """The settings of an algorithm that is a dataclass."""
+    return dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}
+
+
+def add_index(path: Path, index: ClientIndex) -> None:
+    """Keep the index that steers the run, and say in the manifest where it came from."""
+    facts = json.loads((path / MANIFEST).read_text())
+    about = {k: v for k, v in index.provenance.items() if k not in ("curve", "federation")}
+    facts |= {"encoder": index.provenance["encoder"], "index": about}
+    write_text(path / MANIFEST, to_json(facts))
+    index.save(path / INDEX)
 
 
 def data_facts(federation: Federation) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from c2v_sim.config import (
     to_toml,
 )
 from c2v_sim.datasets import load_dataset
+from c2v_sim.embeddings import Embeddings
 from c2v_sim.federation import Federation
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.journal import Journal
@@ -36,6 +37,7 @@ from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.partition import Partition, make_partition
 from c2v_sim.progress import Progress, percent
 from c2v_sim.records import Result
+from c2v_sim.run_index import bring_index, prepare_index
 from c2v_sim.simulator import Simulator
 
 # Settings that change where and how fast a run goes, not its result: a resume may change them.
@@ -152,7 +154,9 @@ def default_directory(config: RunConfig, dataset: str) -> Path:
     return path
 
 
-def prepare(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
+def prepare(
+    arguments: argparse.Namespace,
+) -> tuple[Simulator, Embeddings | None, Path, str]:
     """Everything that can go wrong with the input goes wrong here, before a file is written."""
     config, label = settings_of(arguments)
     out: Path | None = arguments.resume or arguments.out
@@ -160,10 +164,12 @@ def prepare(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
         raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
     saved = arguments.resume / report.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
-    simulator = Simulator(federation, config)
+    out = out or default_directory(config, federation.dataset.name)
+    simulator = Simulator(federation, config, scratch=out / "scratch")
     if arguments.resume:
         check_same_data(arguments.resume, federation)
-    return simulator, out or default_directory(config, federation.dataset.name), label
+    embeddings = prepare_index(simulator, arguments.resume)
+    return simulator, embeddings, out, label
 
 
 def check_same_data(folder: Path, federation: Federation) -> None:
@@ -203,12 +209,22 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
         f"rounds: {config.rounds} × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
+        f"  {simulator.row_plan.sentence}" + improved(simulator),
         f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",
     ]
     if simulator.device.type == "cpu" and native_missing:
         lines.append(f"  torch references run instead of the native operators: {native_missing}")
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def improved(simulator: Simulator) -> str:
+    """What the client index does in this run, in words."""
+    config, index = simulator.config, simulator.index
+    if not config.improve:
+        return ""
+    encoder = f", {index.provenance['encoder']} encoder" if index else ""
+    return f"; {config.index} index{encoder} improves {', '.join(config.improve)}"
 
 
 def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> None:
@@ -251,11 +267,17 @@ def resume_command(out: Path) -> str:
     return shlex.join(["python", "-m", "c2v_sim.run", "--resume", str(out)])
 
 
-def execute(simulator: Simulator, journal: Journal, label: str, interrupt: Interrupt) -> int:
+def execute(
+    simulator: Simulator,
+    embeddings: Embeddings | None,
+    journal: Journal,
+    label: str,
+    interrupt: Interrupt,
+) -> int:
     """Train in a run directory that exists; the exit code."""
     again = resume_command(journal.out)
     try:
-        # A client index that the run needs is built here, with its checkpoint in journal.out.
+        bring_index(simulator, journal.out, embeddings)
         journal.resume()
         show_start(simulator, journal.out, label)
         train(simulator, journal)
@@ -281,7 +303,7 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.print_config:
                 print(to_toml(settings_of(arguments)[0]), end="")
                 return 0
-            simulator, out, label = prepare(arguments)
+            simulator, embeddings, out, label = prepare(arguments)
             interrupt.stop = simulator.stop
         except (ValueError, OSError) as error:
             return fail(2, str(error))
@@ -291,7 +313,7 @@ def main(argv: list[str] | None = None) -> int:
             if not arguments.resume:
                 command = shlex.join(["python", "-m", "c2v_sim.run", *(argv or sys.argv[1:])])
                 report.create_run_directory(out, simulator, label, command)
-            return execute(simulator, Journal(out, simulator), label, interrupt)
+            return execute(simulator, embeddings, Journal(out, simulator), label, interrupt)
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:

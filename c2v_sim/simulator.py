@@ -29,16 +29,18 @@ from c2v_sim.determinism import deterministic
 from c2v_sim.dsa_ign import WIDTH
 from c2v_sim.evaluation import Accuracy, accuracy, correct
 from c2v_sim.federation import Federation
-from c2v_sim.index_cache import cached_index
+from c2v_sim.index_cache import cached_index, index_embeddings
 from c2v_sim.index_config import index_settings
 from c2v_sim.lanes import Lanes, lane_count
 from c2v_sim.local_regulariser import LocalRegulariser, add_projection
 from c2v_sim.models import build_model, check_model
+from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.optimisers import Sgd
 from c2v_sim.records import Result, RoundRecord, make_record
 from c2v_sim.resident import ResidentData
 from c2v_sim.sampling import SAMPLERS, cohort_size
 from c2v_sim.seeding import seeded_construction
+from c2v_sim.stacked import stackable, train_stacked
 from c2v_sim.steering import Steering
 from c2v_sim.threads import choose_device
 
@@ -89,6 +91,8 @@ class Simulator:
             seed=config.seed,
             augment=config.augment == "crop-flip",
         )
+        stacked = stackable(self.model, self.how, self.algorithm, self.cohort_size)
+        self._train = train_stacked if stacked else train_cohort
         self.round = 0  # rounds finished
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
         self._server_state: dict[str, Tensor] = {}
@@ -152,6 +156,9 @@ class Simulator:
                     seed=None,
                 )
             check_model(model)
+            self.pretrained: Pretrained | None = None
+            if config.pretrained:
+                self.pretrained = load_pretrained(model, config.pretrained)
             model = self.algorithm.adapt_model(model, self._width(model), dataset.classes)
             check_model(model)
             if "local" in config.improve:
@@ -247,7 +254,9 @@ class Simulator:
     def _find_index(self) -> ClientIndex:
         if self.config.index_file:
             return ClientIndex.load(self.config.index_file, self.federation)
-        return cached_index(self.federation, index_settings(self.config), stop=self.stop)
+        settings, folder = index_settings(self.config), self.config.data_dir
+        embeddings = index_embeddings(self.federation, settings, folder)
+        return cached_index(self.federation, settings, embeddings, data_dir=folder, stop=self.stop)
 
     def run(self) -> Result:
         """All remaining rounds."""
@@ -262,7 +271,7 @@ class Simulator:
         clock.append(time.perf_counter())
         # 2 local training
         self.algorithm.before_round(self, t, clients)
-        losses = train_cohort(
+        losses = self._train(
             self.lanes,
             self.server,
             self.cohort,

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from c2v_sim import ops
 from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.arena import Arena
-from c2v_sim.cohort import Data, Interrupted, LocalTraining, TrainingError, batch_bounds
+from c2v_sim.cohort import Data, Interrupted, LocalTraining, batch_bounds, check_finite
 from c2v_sim.lanes import Lane, Lanes
 from c2v_sim.models import MLP
 from c2v_sim.optimisers import Sgd
@@ -172,13 +172,7 @@ def train_stacked(
     for block, _ in lanes.run(work, range(len(blocks))):
         for row in blocks[block]:
             on_client(int(clients[row]))
-    finite = (losses.isfinite() & cohort.data[:k].sum(dim=1).isfinite()).tolist()
-    if not all(finite):
-        bad = ", ".join(str(clients[row]) for row in range(k) if not finite[row])
-        raise TrainingError(
-            f"round {round}, client {bad}, algorithm {algorithm.name}: the loss or the local "
-            f"model is not finite; lower the learning rate ({how.optimiser})"
-        )
+    check_finite(losses, cohort, clients, how, algorithm, round)
     return losses
 
 

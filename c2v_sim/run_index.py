@@ -1,0 +1,55 @@
+"""The client index of a run: found or built in the run's directory before the first round."""
+
+from pathlib import Path
+
+from c2v_sim import report
+from c2v_sim.client_index import ClientIndex
+from c2v_sim.embeddings import Embeddings
+from c2v_sim.index_cache import cached_index, index_embeddings
+from c2v_sim.index_config import index_settings
+from c2v_sim.progress import IndexProgress
+from c2v_sim.simulator import Simulator
+
+CHECKPOINT = "index_training.safetensors"
+
+
+def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | None:
+    """What can be wrong with an index is found here, before the run directory is made.
+
+    An index in a file is taken at once; for one that is to be built, the embeddings are computed.
+    """
+    config, federation = simulator.config, simulator.federation
+    if not config.needs_client_index:
+        return None
+    if resumed is not None and (resumed / report.INDEX).exists():
+        simulator.use_index(ClientIndex.load(resumed / report.INDEX, federation))
+    elif config.index_file:
+        simulator.use_index(ClientIndex.load(config.index_file, federation))
+    else:
+        return index_embeddings(federation, index_settings(config), config.data_dir)
+    return None
+
+
+def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) -> None:
+    """Build the index that is still missing, and leave it in the run directory."""
+    config = simulator.config
+    if embeddings is not None:
+        settings = index_settings(config)
+        bar = IndexProgress(settings) if settings.index == "dsa-ign" else None
+        try:
+            index = cached_index(
+                simulator.federation,
+                settings,
+                embeddings,
+                data_dir=config.data_dir,
+                checkpoint=out / CHECKPOINT,
+                on_point=bar.point if bar else lambda training: None,
+                stop=simulator.stop,
+            )
+        finally:
+            if bar:
+                bar.close()
+        simulator.use_index(index)
+    if simulator.index is not None and not (out / report.INDEX).exists():
+        report.add_index(out, simulator.index)
+        (out / CHECKPOINT).unlink(missing_ok=True)
