@@ -213,6 +213,9 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",
     ]
+    if simulator.pretrained is not None:
+        start = simulator.pretrained
+        lines.append(f"  starts from {start.file}; classifier {start.classifier}")
     if simulator.device.type == "cpu" and native_missing:
         lines.append(f"  torch references run instead of the native operators: {native_missing}")
     print("\n".join(lines), file=sys.stderr, flush=True)

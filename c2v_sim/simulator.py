@@ -145,6 +145,7 @@ class Simulator:
         """The model with what the algorithm and case study iii add to it."""
         config, dataset = self.config, self.federation.dataset
         # One random stream for all parts, the base first: its weights are those of a plain run.
+        given = model is not None
         with seeded_construction(config.seed):
             if model is None:
                 shape = tuple(dataset.x_train.shape[1:])
@@ -157,6 +158,10 @@ class Simulator:
                 )
             check_model(model)
             self.pretrained: Pretrained | None = None
+            if config.pretrained and given:
+                raise ValueError(
+                    "pretrained is for the named models; load weights into your own model yourself"
+                )
             if config.pretrained:
                 self.pretrained = load_pretrained(model, config.pretrained)
             model = self.algorithm.adapt_model(model, self._width(model), dataset.classes)
