@@ -134,7 +134,7 @@ def test_print_config_is_a_config(tmp_path, capsys):
         (["--alpha", "0.1", "--partition", "iid"], "alpha = 0.1 has no effect"),
         (["--config", "absent.toml"], "cannot read the configuration absent.toml"),
         (["--resume", "absent"], "no run directory"),
-        (["--improve", "sampling"], "needs a client index"),
+        (["--index", "feature-average"], "index = feature-average has no effect"),
         (["--partition", "by-domain", *TINY], "domains"),
         (["--device", "cuda", *TINY], "no CUDA device"),
     ],
