@@ -75,8 +75,11 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor], dataset: str) -> dic
         for name, begin, end in group:
             pieces[name] = tensors[name].detach().reshape(-1)[begin:end].cpu()
             about[name]["pieces"].append([file.name, begin, end])
+        file.touch()
+        mode = file.stat().st_mode  # save_file makes files that only the owner may read
         try:
             save_file(pieces, file, metadata={"dataset": dataset})
+            file.chmod(mode)
         except SafetensorError as error:  # a full disk, for example
             raise OSError(None, str(error), str(file)) from error
         files[file.name] = _sha256(file)

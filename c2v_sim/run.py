@@ -41,7 +41,7 @@ from c2v_sim.run_index import bring_index, prepare_index
 from c2v_sim.simulator import Simulator
 
 # Settings that change where and how fast a run goes, not its result: a resume may change them.
-FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every"}
+FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every", "state_memory"}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -5,8 +5,9 @@ thread: a run then costs a fraction of a second. Results go to FOLDER/results.js
 the kills that happened, and what the run directory holds after the last resume.
 
 A point is (kind, n): the n-th file operation in the run directory (by Python's audit events), the
-n-th client trained, the n-th evaluation entered or left, the n-th step or epoch of the index
-training; or, from outside, the moment when n rounds are recorded and some milliseconds have passed.
+n-th client trained, the n-th evaluation entered or left, the n-th step of the index training, its
+n-th checkpoint begun or done; or, from outside, the moment when n rounds are recorded and some
+milliseconds have passed.
 """
 
 import hashlib
@@ -68,7 +69,7 @@ class Points:
         self.around(Progress, "client", "client", None)
         self.around(Simulator, "evaluate", "evaluate", "evaluated")
         self.around(index_training, "losses", "step", None)
-        self.around(index.Bar, "point", "epoch", None)
+        self.around(index_checkpoint.Checkpoints, "save", "save", "saved")
 
 
 def start(command: str, out: Path, kill_at: tuple[str, int] | None) -> int:
@@ -171,7 +172,7 @@ def cases(counts: dict[str, dict[str, int]]) -> dict[str, tuple[str, list[tuple]
         add("run", "time")
     add("run", "client", "file", "evaluate")
     add("run", "file", "time")
-    for kind in ("file", "file", "file", "step", "epoch"):
+    for kind in ("file", "file", "step", "save", "saved"):
         add("index", kind)
     return chosen
 

@@ -7,8 +7,10 @@ import shutil
 import pytest
 import torch
 from federations import image_federation
+from planted import planted
 
-from c2v_sim import RunConfig, Simulator, checkpoint, report
+from c2v_sim import IndexConfig, RunConfig, Simulator, build_index, checkpoint, report
+from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.checkpoint import (
     CheckpointError,
     generations,
@@ -17,6 +19,7 @@ from c2v_sim.checkpoint import (
     save_checkpoint,
     write_tensors,
 )
+from c2v_sim.cohort import Interrupted
 
 CONFIG = RunConfig(model="linear", rounds=4, participation=0.5, local_epochs=1, lanes=1)
 
@@ -84,6 +87,61 @@ def test_the_two_newest_generations_are_kept_and_the_newest_is_loaded(tmp_path, 
         assert torch.equal(fresh.state()[name], tensor), name
     assert [r.round for r in fresh.rounds()] == [4]
     fresh.close()
+
+
+def copied(simulator):
+    return {name: tensor.clone() for name, tensor in simulator.state().items()}
+
+
+def same_tensors(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+VARIANTS = {name: {"algorithm": name} for name in ALGORITHMS}
+VARIANTS["steered"] = {"improve": ("sampling", "aggregation"), "index": "feature-average"}
+VARIANTS["moving index"] = {"improve": ("local",), "index": "local-model-weights"}
+VARIANTS["half rows"] = {"algorithm": "feddyn", "state_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_stopped_in_a_round_and_resumed_elsewhere_gives_the_same_bits(tmp_path, variant):
+    """The stop comes after the first client of round 3; the state is then that of round 2."""
+    federation, images, labels = planted(clients_per_domain=2, samples=12, classes=3)
+    config = RunConfig(**{**vars(CONFIG), "batch_size": 4, "lr": 0.1, **VARIANTS[variant]})
+    naive = IndexConfig(index="feature-average")
+    index = build_index(federation, naive, embeddings=(images, labels))
+
+    def started():
+        return Simulator(federation, config, index=index if "steered" in variant else None)
+
+    whole = started()
+    list(whole.rounds())
+    stopped = started()
+    trained, after = [], {}
+
+    def stop_in_round_3(client):
+        trained.append(client)
+        if len(trained) == 2 * stopped.cohort_size + 1:
+            stopped.stop.set()
+
+    rounds = stopped.rounds(stop_in_round_3)
+    for record in rounds:
+        report.append_round(tmp_path, record)
+        after = copied(stopped)
+        if record.round == 2:
+            break
+    with pytest.raises(Interrupted):
+        next(rounds)
+    assert stopped.round == 2
+    assert same_tensors(stopped.state(), after)
+    save(tmp_path, stopped)
+    resumed = started()
+    load(tmp_path, resumed)
+    assert same_tensors(resumed.state(), after)
+    assert [r.round for r in resumed.rounds()] == [3, 4]
+    assert same_tensors(resumed.state(), whole.state())
+    for simulator in (whole, stopped, resumed):
+        simulator.close()
 
 
 def flip_a_byte(path):
@@ -191,7 +249,7 @@ def test_a_failing_write_leaves_the_older_generations_alone(tmp_path, simulator,
     before = {p: p.read_bytes() for p in (tmp_path / "checkpoints").rglob("*.*") if p.is_file()}
     report.append_round(tmp_path, next(simulator.rounds()))
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)

@@ -28,7 +28,7 @@ def test_the_points_are_of_every_kind(results):
     assert len(results["cases"]) == 20
     assert kinds == {
         *(("run", kind) for kind in ("file", "client", "evaluate", "evaluated", "time")),
-        *(("index", kind) for kind in ("file", "step", "epoch")),
+        *(("index", kind) for kind in ("file", "step", "save", "saved")),
     }
     assert results["counts"]["run"]["file"] > 60
 

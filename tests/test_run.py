@@ -134,7 +134,7 @@ def test_print_config_is_a_config(tmp_path, capsys):
         (["--alpha", "0.1", "--partition", "iid"], "alpha = 0.1 has no effect"),
         (["--config", "absent.toml"], "cannot read the configuration absent.toml"),
         (["--resume", "absent"], "no run directory"),
-        (["--improve", "sampling"], "needs a client index"),
+        (["--index", "feature-average"], "index = feature-average has no effect"),
         (["--partition", "by-domain", *TINY], "domains"),
         (["--device", "cuda", *TINY], "no CUDA device"),
     ],
@@ -194,8 +194,8 @@ def test_a_failing_lane_is_named_with_its_traceback_and_the_checkpoint_stays_goo
     batch, calls = ResidentData.batch, []
 
     def failing(self, ids, generator=None):
-        calls.append(len(ids))
-        if len(calls) == 25 and len(self) == 400:
+        calls.extend([1] if len(self) == 400 else [])  # not those of the test set
+        if len(calls) == 25:
             raise ZeroDivisionError("a wild lane")
         return batch(self, ids, generator)
 
@@ -204,7 +204,7 @@ def test_a_failing_lane_is_named_with_its_traceback_and_the_checkpoint_stays_goo
         assert run.main([*TINY, "--checkpoint-every", "1", "--out", str(out)]) == 1
     error = capsys.readouterr().err
     last = error.splitlines()[-1]
-    assert re.search(r"round [23], client \d, algorithm fedavg: ZeroDivisionError: a wild", last)
+    assert re.search(r"round [23], client \d, algorithm fedavg: .*ZeroDivisionError: a wild", last)
     assert 'raise ZeroDivisionError("a wild lane")' in error  # the traceback's line
     assert "A resume goes on after round" in last
     assert list((out / "checkpoints").iterdir()) != []
@@ -415,22 +415,23 @@ def test_only_the_checkpoint_missing_is_a_warning(linear, tmp_path, monkeypatch,
     assert same_model(out, linear)
 
 
-def test_deterministic_is_a_setting_and_holds_in_the_lanes(linear, tmp_path, monkeypatch, capsys):
+def test_deterministic_is_a_setting_and_holds_in_the_lanes(tmp_path, monkeypatch, capsys):
     modes, batch = set(), ResidentData.batch
 
     def watching(self, ids, generator=None):
         name = threading.current_thread().name.split("_")[0]
-        modes.add((name, torch.get_deterministic_debug_mode()))
+        if name == "lane":
+            modes.add(torch.get_deterministic_debug_mode())
         return batch(self, ids, generator)
 
     monkeypatch.setattr(ResidentData, "batch", watching)
     before = torch.get_deterministic_debug_mode()
-    flags = [*LINEAR, "--rounds", "1", "--out"]
+    flags = [*TINY, "--rounds", "1", "--out"]
     assert run.main([*flags, str(tmp_path / "on")]) == 0
-    assert modes == {("lane", 2)}
+    assert modes == {2}
     modes.clear()
     assert run.main([*flags, str(tmp_path / "off"), "--no-deterministic"]) == 0
-    assert modes == {("lane", 0)}
+    assert modes == {0}
     assert torch.get_deterministic_debug_mode() == before
     assert same_model(tmp_path / "on", tmp_path / "off")  # on the CPU it changes nothing
     assert run.main(["--resume", str(tmp_path / "on"), "--no-deterministic"]) == 2
