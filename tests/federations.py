@@ -1,5 +1,7 @@
 """Small federations for the tests: random images with a learnable signal, uneven clients."""
 
+import hashlib
+
 import numpy as np
 import torch
 
@@ -43,3 +45,16 @@ def index_of(federation, feature, label):
     sizes = torch.from_numpy(federation.partition.sizes)
     provenance = {"federation": federation_facts(federation)}
     return ClientIndex(feature, label, sizes, federation.label_counts, None, provenance)
+
+
+def bits(tensors, ordered=True):
+    """A hash of a simulator's state; not `ordered`: whatever chunks the clients' rows lie in."""
+    digest = hashlib.sha256()
+    if not ordered:
+        rows = [tensors[name] for name in sorted(tensors) if ".rows." in name]
+        tensors = {name: t for name, t in tensors.items() if ".rows." not in name}
+        tensors |= {"rows": torch.cat(rows)} if rows else {}
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
