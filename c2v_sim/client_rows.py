@@ -8,6 +8,7 @@ for a GPU), then to a memory-mapped file. Where a row lies never shows in its va
 """
 
 import tempfile
+from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,15 +27,16 @@ class Budget:
     host: int
     folder: Path | None = None  # None: the system's folder for temporary files
 
-    def take(self, size: int) -> str:
-        """Where the next `size` bytes go: "device", "host" or "file"."""
-        if size <= self.device:
-            self.device -= size
-            return "device"
-        if size <= self.host:
-            self.host -= size
-            return "host"
-        return "file"
+    def take(self, row_bytes: int, most: int) -> tuple[str, int]:
+        """Where the next rows go, "device", "host" or "file", and how many: all that still fit
+        there, at most `most`."""
+        for place in ("device", "host"):
+            left = getattr(self, place)
+            rows = min(most, left // row_bytes)
+            if rows:
+                setattr(self, place, left - rows * row_bytes)
+                return place, rows
+        return "file", most
 
 
 class ClientRows:
@@ -55,6 +57,8 @@ class ClientRows:
         self._budget = budget
         self._slots: dict[int, int] = {}  # client -> number of its row
         self._chunks: list[Tensor] = []
+        self._starts: list[int] = []  # number of each chunk's first row
+        self._allocated = 0  # rows
         self._chunk_rows = max(1, min(clients, CHUNK_BYTES // self.row_bytes))
         self.places: list[str] = []  # of the chunks
 
@@ -81,19 +85,24 @@ class ClientRows:
                 f"client rows {self.name}: client must be 0..{self.clients - 1}, got {client}"
             )
         slot = self._slots.setdefault(client, len(self._slots))
-        if slot // self._chunk_rows == len(self._chunks):
-            self._chunks.append(self._new_chunk())
+        if slot == self._allocated:
+            self._add_chunk()
         kept = row.to(self.dtype)
         self._row(slot).copy_(kept, non_blocking=True)
         return kept.to(torch.float32)
 
     def _row(self, slot: int) -> Tensor:
-        return self._chunks[slot // self._chunk_rows][slot % self._chunk_rows]
+        number = bisect_right(self._starts, slot) - 1
+        return self._chunks[number][slot - self._starts[number]]
 
-    def _new_chunk(self) -> Tensor:
-        shape = (self._chunk_rows, self.width)
-        place = self._budget.take(self._chunk_rows * self.row_bytes)
+    def _add_chunk(self) -> None:
+        place, rows = self._budget.take(self.row_bytes, self._chunk_rows)
+        self._chunks.append(self._new_chunk(place, (rows, self.width)))
         self.places.append(place)
+        self._starts.append(self._allocated)
+        self._allocated += rows
+
+    def _new_chunk(self, place: str, shape: tuple[int, int]) -> Tensor:
         if place == "device":
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         if place == "host":
@@ -102,15 +111,15 @@ class ClientRows:
             self._budget.folder.mkdir(parents=True, exist_ok=True)
         # The file has no name: it is gone with the process, however that ends.
         with tempfile.TemporaryFile(dir=self._budget.folder) as file:
-            mapped = np.memmap(file, np.uint8, "w+", shape=self._chunk_rows * self.row_bytes)
+            mapped = np.memmap(file, np.uint8, "w+", shape=shape[0] * self.row_bytes)
         return torch.from_numpy(mapped).view(self.dtype).view(shape)
 
     def state(self) -> dict[str, Tensor]:
         """`ids` int64 [n] in the order of writing, and the chunks `rows.0`, `rows.1`, …"""
         tensors = {"ids": torch.tensor(list(self._slots), dtype=torch.int64)}
-        for number, chunk in enumerate(self._chunks):
-            used = min(self._chunk_rows, len(self) - number * self._chunk_rows)
-            tensors[f"rows.{number}"] = chunk[:used]
+        for number, (chunk, start) in enumerate(zip(self._chunks, self._starts, strict=True)):
+            if start < len(self):  # after load_state, fewer chunks may be in use
+                tensors[f"rows.{number}"] = chunk[: len(self) - start]
         return tensors
 
     def load_state(self, tensors: dict[str, Tensor]) -> None:

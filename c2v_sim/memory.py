@@ -78,7 +78,7 @@ class RowPlan:
         fitting = [
             f"{min(self.participants, size // self.a_client)} fit {where}"
             for where, size in places.items()
-            if size
+            if size >= self.a_client
         ]
         text += ": " + ", ".join(fitting or ["none fit in memory"])
         if self.file:
@@ -90,7 +90,8 @@ def plan_rows(rows: list[ClientRows], budget: Budget, participants: int) -> RowP
     """Where the rows will go; refused if neither memory nor the disk can hold them."""
     a_client = sum(r.row_bytes for r in rows)
     total = a_client * participants
-    file = max(0, total - budget.device - budget.host)
+    fitting = (budget.device // a_client + budget.host // a_client) if a_client else participants
+    file = max(0, participants - fitting) * a_client  # a row is never split
     folder = budget.folder or Path(tempfile.gettempdir())
     while not folder.exists():
         folder = folder.parent

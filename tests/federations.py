@@ -1,8 +1,12 @@
 """Small federations for the tests: random images with a learnable signal, uneven clients."""
 
+import hashlib
+
 import numpy as np
+import torch
 
 from c2v_sim import Federation
+from c2v_sim.client_index import ClientIndex, federation_facts
 
 
 def image_federation(clients=6, classes=4, smallest=3, side=16, seed=0):
@@ -25,3 +29,32 @@ def image_federation(clients=6, classes=4, smallest=3, side=16, seed=0):
         client_ids_test=test_ids,
         class_names=[f"class {c}" for c in range(classes)],
     )
+
+
+def made_up_index(federation, width=12, label_width=7, seed=5):
+    """Random vectors for the clients, a few of them alike, as an index of `federation`."""
+    g = torch.Generator().manual_seed(seed)
+    clients = federation.partition.clients
+    feature = torch.randn(clients, width, generator=g)
+    feature += 2 * feature[torch.arange(clients) // 2]
+    return index_of(federation, feature, torch.randn(clients, label_width, generator=g))
+
+
+def index_of(federation, feature, label):
+    """`feature` [M, D] and `label` [M, D'] as an index of `federation`."""
+    sizes = torch.from_numpy(federation.partition.sizes)
+    provenance = {"federation": federation_facts(federation)}
+    return ClientIndex(feature, label, sizes, federation.label_counts, None, provenance)
+
+
+def bits(tensors, ordered=True):
+    """A hash of a simulator's state; not `ordered`: whatever chunks the clients' rows lie in."""
+    digest = hashlib.sha256()
+    if not ordered:
+        rows = [tensors[name] for name in sorted(tensors) if ".rows." in name]
+        tensors = {name: t for name, t in tensors.items() if ".rows." not in name}
+        tensors |= {"rows": torch.cat(rows)} if rows else {}
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
