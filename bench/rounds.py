@@ -8,7 +8,9 @@ start, then all the next one, in an order that rotates; ratios are medians over 
 times. Each contestant lives in a process of its own that sleeps while the others train: c2v_sim
 calls keep_freed_memory() as its command does, a user of PLAIN or TIGHT does not have it (`--kept`
 adds both baselines with it, in the tables `plain*` and `tight*`). Baselines use torch's default
-number of threads, c2v_sim one thread a lane. Nobody evaluates.
+number of threads, c2v_sim one thread a lane. Nobody evaluates. Only a quiet machine tells wall
+times: threads of a baseline wait for one another, so other load slows them more than lanes. CPU
+seconds bear it better (`OMP_NUM_THREADS=1` then compares one core with one core).
 """
 
 import argparse
@@ -72,15 +74,16 @@ def _same_cohorts(simulator: Simulator, wanted: Iterator[np.ndarray]) -> Iterato
 
 
 def live(name: str, case: Case, pipe: Connection) -> None:
-    """Answer each request for a round with the seconds it took and the memory in use."""
+    """Answer each request for a round with its seconds, CPU seconds and the memory in use."""
     if name in SIMULATORS or name.endswith("*"):
         keep_freed_memory()
     work = contestant_rounds(name, case)
     pipe.send("ready")
     while pipe.recv() == "round":
-        start = time.perf_counter()
+        begin, cpu = time.perf_counter(), time.process_time()
         next(work)
-        pipe.send((time.perf_counter() - start, psutil.Process().memory_info().rss))
+        taken = time.perf_counter() - begin, time.process_time() - cpu
+        pipe.send((*taken, psutil.Process().memory_info().rss))
     pipe.send(peak_memory())
 
 
@@ -104,7 +107,7 @@ def start(names: list[str], case: Case) -> dict[str, Worker]:
     return workers
 
 
-def one_round(worker: Worker) -> tuple[float, int]:
+def one_round(worker: Worker) -> tuple[float, float, int]:
     worker[1].send("round")
     return worker[1].recv()
 
@@ -139,10 +142,13 @@ def compare(key: str, rounds: int, kept: bool) -> dict[str, dict[str, float]]:
     sizes = federation(case).partition.sizes
     workers = start(names, case)
     seconds: dict[str, list[float]] = {name: [] for name in names}
+    cpu: dict[str, list[float]] = {name: [] for name in names}
     samples = []
     for t, cohort in zip(range(rounds + 1), cohorts(case), strict=False):
         for name in names[t % len(names) :] + names[: t % len(names)]:
-            seconds[name].append(one_round(workers[name])[0])
+            wall, busy, _ = one_round(workers[name])
+            seconds[name].append(wall)
+            cpu[name].append(busy)
         samples.append(int(sizes[cohort].sum()) * case.epochs)
     peaks = {name: finish(worker) for name, worker in workers.items()}
     flops = flops_per_sample(case)
@@ -154,6 +160,7 @@ def compare(key: str, rounds: int, kept: bool) -> dict[str, dict[str, float]]:
         table[name] = {
             "samples/s": rate,
             "s a round": float(np.median(taken)),
+            "CPU s": float(np.median(cpu[name][1:])),
             "GFLOP/s": flops * rate / 1e9,
             "of sgemm": flops * rate / limits[SIMULATORS.get(name, 2)],
             "peak MB": peaks[name] / 1e6,
@@ -168,7 +175,7 @@ def compare(key: str, rounds: int, kept: bool) -> dict[str, dict[str, float]]:
 def memory(rounds: int) -> dict[str, float]:
     """Resident memory of one simulator after 20 rounds and after the last, in MB, and its peak."""
     worker = start(["2 lanes"], CASES["overhead"])["2 lanes"]
-    resident = [one_round(worker)[1] / 1e6 for _ in range(rounds)]
+    resident = [one_round(worker)[2] / 1e6 for _ in range(rounds)]
     return {
         "round 20": resident[19],
         f"round {rounds}": resident[-1],
@@ -257,6 +264,7 @@ def main() -> None:
     arguments = parser.parse_args()
     parts = arguments.only or ["models", "memory", "startup"]
     facts = {"torch": torch.__version__, "cores": os.cpu_count(), "machine": platform.machine()}
+    facts |= {"threads": torch.get_num_threads(), "load before": round(os.getloadavg()[0], 1)}
     result: dict = {"environment": facts, "models": {}}
     print(", ".join(f"{k} {v}" for k, v in facts.items()))
     for key in arguments.models if "models" in parts else []:

@@ -159,3 +159,22 @@ def test_what_is_stackable():
     assert not stackable(model, dataclasses.replace(how, optimiser=Adam()), fedavg, 4)
     model.projection = nn.Linear(20, 5)  # trained by a loss of its own
     assert not stackable(model, how, fedavg, 4)
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_a_run_that_stacks_equals_plain_torch_whatever_the_lanes(model):
+    federation = feature_federation(SIZES)
+    settings = dataclasses.replace(SETTINGS, model=model, rounds=2, participation=0.6)
+    ends = []
+    for lanes in (1, 2):
+        simulator = Simulator(federation, dataclasses.replace(settings, lanes=lanes))
+        assert stackable(simulator.model, simulator.how, simulator.algorithm, 5)
+        simulator.run()
+        simulator.close()
+        ends.append(simulator.global_model())
+    start = build_model(model, classes=3, input_shape=(12,), seed=settings.seed)
+    with intra_op_threads(1):
+        wanted = slow_fedavg.run(start, federation, settings).state_dict()
+    for name in wanted:
+        assert torch.equal(ends[0][name], ends[1][name])
+        torch.testing.assert_close(ends[0][name], wanted[name], rtol=1e-5, atol=5e-6, msg=name)
