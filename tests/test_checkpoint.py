@@ -105,9 +105,10 @@ VARIANTS["half rows"] = {"algorithm": "feddyn", "state_dtype": "bfloat16"}
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stopped_in_a_round_and_resumed_elsewhere_gives_the_same_bits(tmp_path, variant):
-    """The stop comes after the first client of round 3; the state is then that of round 2."""
+    """The stop comes before the fifth step of round 3; the state is then that of round 2."""
     federation, images, labels = planted(clients_per_domain=2, samples=12, classes=3)
-    config = RunConfig(**{**vars(CONFIG), "batch_size": 4, "lr": 0.1, **VARIANTS[variant]})
+    changes = {"batch_size": 4, "local_epochs": 2, "lr": 0.1, **VARIANTS[variant]}
+    config = RunConfig(**{**vars(CONFIG), **changes})
     naive = IndexConfig(index="feature-average")
     index = build_index(federation, naive, embeddings=(images, labels))
 
@@ -117,14 +118,16 @@ def test_stopped_in_a_round_and_resumed_elsewhere_gives_the_same_bits(tmp_path, 
     whole = started()
     list(whole.rounds())
     stopped = started()
-    trained, after = [], {}
+    ask, asked, after = stopped.lanes.stopped, [], {}
 
-    def stop_in_round_3(client):
-        trained.append(client)
-        if len(trained) == 2 * stopped.cohort_size + 1:
+    def asked_before_every_step():
+        asked.append(stopped.round + 1)
+        if asked.count(3) == 5:
             stopped.stop.set()
+        return ask()
 
-    rounds = stopped.rounds(stop_in_round_3)
+    stopped.lanes.stopped = asked_before_every_step
+    rounds = stopped.rounds()
     for record in rounds:
         report.append_round(tmp_path, record)
         after = copied(stopped)
