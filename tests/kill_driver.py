@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from c2v_sim import index, index_checkpoint, index_training, run
+from c2v_sim.datasets import default_data_dir
 from c2v_sim.progress import Progress
 from c2v_sim.simulator import Simulator
 from c2v_sim.tensor_file import checksum
@@ -32,7 +34,14 @@ RUN = "--model linear --train-size 400 --test-size 100 --clients 8 --participati
 RUN += " --local-epochs 1 --batch-size 16 --lanes 2 --checkpoint-every 3 --momentum 0.9"
 INDEX = "--train-size 360 --test-size 60 --partition by-domain --clients-per-domain 2 --epochs 3"
 INDEX += " --hidden 32 --threads 1 --batch-size 64"
-COMMANDS = {"run": (run.main, RUN.split()), "index": (index.main, INDEX.split())}
+# Client state, and a client index that is built inside the run.
+IMPROVED = RUN.replace("--rounds 12", "--rounds 6") + " --algorithm feddyn --index-epochs 2"
+IMPROVED += " --improve sampling aggregation local --index-dropout 0"
+COMMANDS = {
+    "run": (run.main, RUN.split()),
+    "index": (index.main, INDEX.split()),
+    "improved": (run.main, IMPROVED.split()),
+}
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir"}
 
 
@@ -112,6 +121,7 @@ def kill_after_round(process: int, out: Path, rounds: int, delay: float) -> int:
 def killed_and_resumed(command: str, out: Path, points: list[tuple]) -> dict:
     """Kill at each point in turn, resuming in between, then let it come to its end."""
     statuses = []
+    shutil.rmtree(default_data_dir() / "indices", ignore_errors=True)  # a cached index would do
     for kind, number, *delay in points:
         if kind == "time":
             process = start(command, out, None)
@@ -149,7 +159,7 @@ def bits(out: Path) -> dict:
 
 
 def cases(counts: dict[str, dict[str, int]]) -> dict[str, tuple[str, list[tuple]]]:
-    """Twenty cases, chosen once and for all among the points that a whole run passes."""
+    """The cases, chosen once and for all among the points that a whole run passes."""
     draw = random.Random(7)
     chosen: dict[str, tuple[str, list[tuple]]] = {}
 
@@ -174,6 +184,8 @@ def cases(counts: dict[str, dict[str, int]]) -> dict[str, tuple[str, list[tuple]
     add("run", "file", "time")
     for kind in ("file", "file", "step", "save", "saved"):
         add("index", kind)
+    for kind in ("file", "step", "saved", "client"):
+        add("improved", kind)
     return chosen
 
 
