@@ -289,10 +289,13 @@ def make_config(
 
 
 def _as_the_data_comes(values: dict[str, Any], base: RunConfig) -> dict[str, Any]:
-    """Data with its own clients is dealt to them, as many as there are, unless told otherwise."""
+    """Data with its own clients is dealt to them, as many as there are, and text is read by the
+    LSTM, unless told otherwise."""
     dataset = values.get("dataset", base.dataset)
     if dataset in OWN_CLIENTS and dataset != base.dataset:
         values = {"partition": "natural"} | values
+    if dataset == "shakespeare" != base.dataset:
+        values = {"model": "lstm"} | values
     if values.get("partition", base.partition) == "natural" != base.partition:
         values = {"clients": 0} | values
     return values

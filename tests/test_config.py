@@ -89,7 +89,8 @@ def test_a_default_value_typed_by_hand_is_refused_where_it_has_no_effect():
 
 def test_data_with_its_own_clients_keeps_them_unless_told_otherwise():
     own = make_config({"dataset": "shakespeare"}, preset("quick"))
-    assert (own.partition, own.clients) == ("natural", 0)
+    assert (own.partition, own.clients, own.model) == ("natural", 0, "lstm")
+    assert make_config({"dataset": "shakespeare"}, preset("paper")).model == "lstm"
     mixed = make_config({"dataset": "shakespeare", "partition": "iid", "clients": 7})
     assert (mixed.partition, mixed.clients) == ("iid", 7)
     assert make_config({"rounds": 3}, dataclasses.replace(own, clients=57)).clients == 57
