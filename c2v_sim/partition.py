@@ -70,7 +70,7 @@ class Partition:
     def clients(self) -> int:
         return len(self.train)
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Training samples per client, int64 [M]."""
         return np.array([len(ids) for ids in self.train], dtype=np.int64)
