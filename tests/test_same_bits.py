@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import pytest
+import torch
 from federations import bits, image_federation, made_up_index
 
 from c2v_sim import RunConfig, Simulator
@@ -13,8 +14,8 @@ from c2v_sim.cohort import Interrupted
 FEDERATION = image_federation(clients=8, smallest=2)
 
 
-def simulator_for(algorithm, lanes=1):
-    config = RunConfig(
+def simulator_for(algorithm, lanes=1, **changes):
+    settings = dict(
         algorithm=algorithm,
         model="resnet8" if algorithm in ("moon", "feddyn") else "cnn",  # one with statistics
         rounds=3,
@@ -27,6 +28,7 @@ def simulator_for(algorithm, lanes=1):
         seed=6,
         lanes=lanes,
     )
+    config = RunConfig(**settings | changes)
     return Simulator(FEDERATION, config, index=made_up_index(FEDERATION))
 
 
@@ -104,3 +106,14 @@ def test_an_earlier_state_is_put_back():
     assert bits(simulator.state()) == end
     simulator.load_state(2, middle)
     assert end_of(simulator) == (end, records[2:])
+
+
+def test_the_index_of_local_models_is_put_back_with_the_state():
+    moving = {"improve": ("local",), "index": "local-model-weights", "rounds": 2}
+    first, other = (simulator_for("fedavg", **moving) for _ in range(2))
+    next(first.rounds())
+    other.load_state(1, first.state())
+    index = other.algorithm.regulariser.index
+    assert len(index) == 4
+    assert torch.equal(index, first.algorithm.regulariser.index)
+    assert end_of(other) == end_of(first)
