@@ -15,19 +15,19 @@ FEDERATION = image_federation(clients=8, smallest=2)
 
 
 def simulator_for(algorithm, lanes=1, **changes):
-    settings = dict(
-        algorithm=algorithm,
-        model="resnet8" if algorithm in ("moon", "feddyn") else "cnn",  # one with statistics
-        rounds=3,
-        participation=0.5,
-        local_epochs=1,
-        batch_size=8,
-        momentum=0.9,
-        improve=("sampling", "aggregation", "local"),
-        moon_mu=1.0,
-        seed=6,
-        lanes=lanes,
-    )
+    settings = {
+        "algorithm": algorithm,
+        "model": "resnet8" if algorithm in ("moon", "feddyn") else "cnn",  # one with statistics
+        "rounds": 3,
+        "participation": 0.5,
+        "local_epochs": 1,
+        "batch_size": 8,
+        "momentum": 0.9,
+        "improve": ("sampling", "aggregation", "local"),
+        "moon_mu": 1.0,
+        "seed": 6,
+        "lanes": lanes,
+    }
     config = RunConfig(**settings | changes)
     return Simulator(FEDERATION, config, index=made_up_index(FEDERATION))
 
