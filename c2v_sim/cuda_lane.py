@@ -7,7 +7,8 @@ graph it is one. For each kind of step, that is (batch length, client.variant):
     the second is recorded, which runs nothing, and replayed
     every later one is replayed
 
-so a partial last batch is recorded only if its length comes again. A graph knows addresses, not
+so a partial last batch is recorded only if its length comes again. An algorithm or a module with
+capturable = False is never recorded: its steps run one operator at a time. A graph knows addresses, not
 objects. It is right for every client because all that a step reads or writes keeps its address
 for the life of the lane (LocalClient, client.memory) or of the run (data, the global row).
 Evaluation binds the lane's module to the global row meanwhile; the next client's `sit` binds it
@@ -49,13 +50,14 @@ class CudaLane(Lane):
         super().__init__(module, layout, device)
         self._cuda = cuda
         self._stream = cuda.Stream(device)
+        self._capturable = all(getattr(part, "capturable", True) for part in module.modules())
         self._made_of: tuple[Any, ...] = ()
         self._eager = False
         self._steps: dict[tuple[int, object], Recorded] = {}
 
     def prepare(self, data: Any, how: Any, algorithm: Any) -> None:
         """Graphs of steps that were made of other parts are forgotten."""
-        self._eager = not algorithm.capturable
+        self._eager = not (self._capturable and algorithm.capturable)
         index = None if algorithm.regulariser is None else algorithm.regulariser.index
         made_of = (data, how, algorithm, index, self.client.server)
         if [id(part) for part in made_of] == [id(part) for part in self._made_of]:
@@ -101,8 +103,9 @@ class CudaLane(Lane):
                 step(ids)
         except RuntimeError as error:
             raise RuntimeError(
-                f"the step cannot be recorded as a CUDA graph: {error}. An algorithm whose step "
-                "asks the device for a value (.item(), a mask as index) sets capturable = False"
+                f"the step cannot be recorded as a CUDA graph: {error}. An algorithm or a module "
+                "that asks the device for a value (.item(), a mask as index) says so by an "
+                "attribute capturable = False; its steps then run one operator at a time"
             ) from error
         return graph
 
