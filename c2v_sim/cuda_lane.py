@@ -8,11 +8,12 @@ graph it is one. For each kind of step, that is (batch length, client.variant):
     every later one is replayed
 
 so a partial last batch is recorded only if its length comes again. An algorithm or a module with
-capturable = False is never recorded: its steps run one operator at a time. A graph knows addresses, not
-objects. It is right for every client because all that a step reads or writes keeps its address
-for the life of the lane (LocalClient, client.memory) or of the run (data, the global row).
-Evaluation binds the lane's module to the global row meanwhile; the next client's `sit` binds it
-to the lane's own row again, which has not moved.
+capturable = False is never recorded: its steps run one operator at a time.
+
+A graph knows addresses, not objects. It is right for every client because all that a step reads
+or writes keeps its address for the life of the lane (LocalClient, client.memory) or of the run
+(data, the global row). Evaluation binds the lane's module to the global row meanwhile; the next
+client's `sit` binds it to the lane's own row again, which has not moved.
 
 Nothing here waits for the GPU, except that recording does, a few times in a lane's life.
 """
