@@ -71,6 +71,7 @@ def train_client(
     client = lane.client
     algorithm.begin(client)
     update = how.optimiser.start(client, **algorithm.step_terms(client))
+    lane.prepare(data, how, algorithm)
     total = client.memory("loss").zero_()
 
     def step(ids: Tensor) -> None:
@@ -83,7 +84,7 @@ def train_client(
     order = rng(how.seed, how.stream, client.round, client.id)
     bounds = batch_bounds(len(ids), how.batch_size)
     for _ in range(how.epochs):
-        shuffled = torch.from_numpy(ids[order.permutation(len(ids))]).to(data.device)
+        shuffled = lane.upload(ids[order.permutation(len(ids))])
         for begin, end in bounds:
             if stopped():
                 raise Interrupted

@@ -28,6 +28,7 @@ from c2v_sim.index_checkpoint import Checkpoints, Training, fingerprint, load_tr
 from c2v_sim.index_config import IndexConfig
 from c2v_sim.lanes import Lanes, lane_count
 from c2v_sim.local_client import LocalClient
+from c2v_sim.memory import lane_bytes
 from c2v_sim.optimisers import Adam
 from c2v_sim.partition import Partition
 from c2v_sim.sampling import cohort_size
@@ -184,9 +185,13 @@ class IndexLoss(Algorithm):
         self.weights = torch.tensor(weights, device=device)
         self.sums = torch.zeros(clients, len(LOSSES), device=device)
 
+    def begin(self, client: LocalClient) -> None:
+        client.memory("id", 1).fill_(client.id)
+
     def local_loss(self, client: LocalClient, d: Tensor, label: Tensor) -> Tensor:
         parts = losses(client.module, d, label)  # type: ignore[arg-type]
-        self.sums[client.id] += parts.detach() * len(d)
+        own = client.memory("id").long()
+        self.sums.index_add_(0, own, parts.detach().unsqueeze(0) * len(d))
         return parts @ self.weights
 
 
@@ -201,11 +206,17 @@ def train_federated(
     stop: threading.Event,
 ) -> None:
     """FedAvg over the clients, round after round, into server row 0."""
-    size = cohort_size(config.participation, partition.clients)
-    cohort = Arena(server.layout, size, pairs.device)
-    count = min(size, lane_count(config.lanes, pairs.device))
-    lanes = Lanes(network, server.layout, count, pairs.device, stop)
-    algorithm = IndexLoss(loss_weights(config.omit_loss), partition.clients, pairs.device)
+    size, device = cohort_size(config.participation, partition.clients), pairs.device
+    cohort = Arena(server.layout, size, device)
+
+    def one_lane() -> int:
+        first = torch.zeros(2, dtype=torch.int64, device=device)
+        d, label = (t.cpu() for t in pairs.batch(first))
+        return lane_bytes(network, lambda: losses(network, d, label), 2, config.batch_size)
+
+    count = min(size, lane_count(config.lanes, device, one_lane))
+    lanes = Lanes(network, server.layout, count, device, stop)
+    algorithm = IndexLoss(loss_weights(config.omit_loss), partition.clients, device)
     how = LocalTraining(
         epochs=config.local_epochs,
         batch_size=config.batch_size,

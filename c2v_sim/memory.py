@@ -6,11 +6,13 @@ system in round 7. Client rows (FedDyn, MOON) may go to a file; what trains must
 
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
+from torch import Tensor, nn
 
 from c2v_sim.client_rows import Budget, ClientRows
 
@@ -31,6 +33,34 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return psutil.virtual_memory().available
+
+
+def lane_bytes(
+    model: nn.Module, forward: Callable[[], Tensor], samples: int, batch_size: int
+) -> int:
+    """What a lane takes on a GPU while it trains `model`, from `forward` on a few `samples`.
+
+    Four rows (parameters, gradients, momentum, one of the algorithm's) and, twice, what autograd
+    keeps of a batch for the backward pass: once itself, once the gradients and workspaces of it.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    own = {t.untyped_storage().data_ptr() for t in tensors}
+    kept: dict[int, int] = {}  # address -> bytes
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    training = model.training
+    model.eval()  # one sample would be too few for batch norm
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        out = forward()  # holds what was kept, so that no address comes twice
+    model.train(training)
+    del out
+    row = sum(t.numel() * t.element_size() for t in tensors)
+    return 4 * row + 2 * sum(kept.values()) * batch_size // samples
 
 
 def check_fits(device: torch.device, parts: dict[str, int]) -> None:

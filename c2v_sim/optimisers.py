@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.optim.adam import adam
 
 from c2v_sim import ops
 from c2v_sim.local_client import LocalClient
@@ -37,7 +38,9 @@ class Sgd:
         velocity = None
         if self.momentum:
             velocity = client.memory("velocity", len(client.parameters)).zero_()
-        decay = self.weight_decay + extra_decay
+        decay = extra_decay + self.weight_decay
+        if isinstance(decay, Tensor):  # at an address that a recorded step can rely on
+            decay = client.memory("weight decay", 1).copy_(decay)
 
         def step() -> None:
             ops.sgd_step_(
@@ -63,12 +66,29 @@ class Adam:
     def start(self, client: LocalClient, **terms: Any) -> Step:
         if terms:
             raise ValueError(f"adam has no place for the terms {', '.join(terms)}; use SGD")
-        row = nn.Parameter(client.parameters)  # the same memory
-        row.grad = client.gradients
-        adam = torch.optim.Adam([row], lr=self.lr, fused=True)
+        # The state is the lane's memory, not torch.optim.Adam's own: a recorded step relies on it.
+        size = len(client.parameters)
+        mean, square = (client.memory(f"adam {m}", size).zero_() for m in ("mean", "square"))
+        count = client.memory("adam count").zero_()
 
         def step() -> None:
-            adam.step()
+            with torch.no_grad():
+                adam(
+                    [client.parameters],
+                    [client.gradients],
+                    [mean],
+                    [square],
+                    [],
+                    [count],
+                    fused=True,
+                    lr=self.lr,
+                    beta1=0.9,
+                    beta2=0.999,
+                    eps=1e-8,
+                    weight_decay=0.0,
+                    amsgrad=False,
+                    maximize=False,
+                )
             client.gradients.zero_()
 
         return step

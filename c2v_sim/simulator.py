@@ -33,7 +33,7 @@ from c2v_sim.index_cache import cached_index, index_embeddings
 from c2v_sim.index_config import index_settings
 from c2v_sim.lanes import Lanes, lane_count
 from c2v_sim.local_regulariser import LocalRegulariser, add_projection
-from c2v_sim.models import build_model, check_model
+from c2v_sim.models import build_model, check_model, logits
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.optimisers import Sgd
 from c2v_sim.records import Result, RoundRecord, make_record
@@ -78,7 +78,7 @@ class Simulator:
         self.steering: Steering | None = None
         self.model = self._build_model(model)
         self.layout = layout_of(self.model)
-        lanes = min(lane_count(config.lanes, self.device), self.cohort_size)
+        lanes = min(lane_count(config.lanes, self.device, self._lane_bytes), self.cohort_size)
         self._check_memory(lanes)
         self.server = Arena(self.layout, 1, self.device)  # row 0: the global model
         self.server.read(self.model, 0)
@@ -176,6 +176,8 @@ class Simulator:
                     orthogonality=not config.omit_local_orth,
                     detach=config.dist_detach,
                 )
+                # A graph would keep the first index, and it grows from round to round.
+                self.algorithm.capturable &= not self._moving_index
         return model
 
     def _width(self, model: nn.Module) -> int:
@@ -204,6 +206,13 @@ class Simulator:
             tau=config.temperature,
             gamma=config.gamma,
             lambda1=config.lambda1,
+        )
+
+    def _lane_bytes(self) -> int:
+        x, _ = self.train_data.batch(torch.zeros(2, dtype=torch.int64, device=self.device))
+        x = x.cpu()  # where the model still is
+        return memory.lane_bytes(
+            self.model, lambda: logits(self.model, x), len(x), self.config.batch_size
         )
 
     def _check_memory(self, lanes: int) -> None:

@@ -116,15 +116,15 @@ def train_block(
     gradients = [torch.empty_like(p) for p in parameters]
     # Without momentum nothing is stored, but one list for both cases keeps the loop simple.
     velocities = [torch.zeros_like(p if sgd.momentum else p[:, :0]) for p in parameters]
-    counts = torch.from_numpy(batches.counts).to(data.device)
-    position = torch.arange(batches.ids.shape[2], device=data.device)
+    ids, counts = batches.ids.to(data.device), torch.from_numpy(batches.counts).to(data.device)
+    position = torch.arange(ids.shape[2], device=data.device)
     total = torch.zeros(counts.shape[1], device=data.device)
     for step, in_step in enumerate(batches.counts):
         if stopped():
             raise Interrupted
         active, width = int(np.count_nonzero(in_step)), int(in_step.max())
         p, g, v = ([t[:active] for t in each] for each in (parameters, gradients, velocities))
-        x, y = data.batch(batches.ids[step, :active, :width].flatten().to(data.device))
+        x, y = data.batch(ids[step, :active, :width].flatten())
         n = counts[step, :active, None]
         share = (position[:width] < n) / n  # [active, width], 0 in the padding
         loss = write_gradients(p, g, x.reshape(active, width, -1), y.view(active, width), share)

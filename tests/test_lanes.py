@@ -64,11 +64,17 @@ def test_an_error_stops_the_other_lanes_and_is_raised(lanes):
     assert dict(lanes.run(lambda lane, item: item, [1])) == {1: 1}  # usable afterwards
 
 
-def test_lane_count():
-    cpu = torch.device("cpu")
-    assert lane_count(5, cpu) == 5
-    assert lane_count(0, cpu) >= 1
-    assert lane_count(0, torch.device("cuda")) == 1
+def test_lane_count(monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    monkeypatch.setattr("c2v_sim.lanes.free_memory", lambda device: 10_000)
+    assert lane_count(5, cpu, lambda: 1) == lane_count(5, cuda, lambda: 1) == 5
+    assert lane_count(0, cpu, lambda: 1 << 60) >= 1
+    assert [lane_count(0, cuda, lambda size=size: size) for size in (1, 1000, 2500, 99999)] == [
+        8,
+        5,
+        2,
+        1,
+    ]
 
 
 def test_intra_op_threads_restores():

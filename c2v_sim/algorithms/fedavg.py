@@ -15,6 +15,10 @@ Only `finish` and `update` change what lasts from round to round, so a round tha
 while clients train leaves no trace. `begin` and `loss` run on the lanes' threads, at the same time
 for several clients: they may write to `client`, not to `self`. Tensors that last are asked of the
 run in `start` (run.server_state, run.client_rows) and changed in place; the run saves them.
+
+On a GPU a step is recorded once and replayed for all clients, so what `loss` needs of the client
+at hand is put by `begin` into `client.memory`; a number or an id of Python's would be that of the
+client whose step was recorded. `client.variant` tells apart steps that differ in kind.
 """
 
 from __future__ import annotations
@@ -39,6 +43,7 @@ class Algorithm:
 
     name = "fedavg"
     regulariser: LocalRegulariser | None = None  # case study iii, set by the run
+    capturable = True  # False: on a GPU a step cannot be recorded and replayed (cuda_lane.py)
 
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         """The model that is trained; `width` is that of z = model.features(x)."""

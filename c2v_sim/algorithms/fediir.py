@@ -56,7 +56,7 @@ def mean_classifier_gradient(run, clients: np.ndarray) -> Tensor:
     samples, data = run.federation.partition.train, run.train_data
 
     def work(lane, position: int) -> tuple[Tensor, int]:
-        ids = torch.from_numpy(samples[clients[position]]).to(data.device)
+        ids = lane.upload(samples[clients[position]])
         lane.client.model.bind(run.server.data[0], run.server.integers[0])
         module: Any = lane.client.module.eval()
         parameters = classifier_parameters(module)

@@ -15,7 +15,7 @@ linear = a_i (h_i - w), weight_decay = 5e-5 + a_i, max_grad_norm = 10. FedProx: 
 anchor = w.
 """
 
-from functools import lru_cache
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -110,12 +110,13 @@ def _options(params: Tensor, values: tuple[Option, ...]) -> Tensor:  # [K, 5]
     return torch.stack(columns, dim=1)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _constant_options(
     values: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:  # [1, 5]
     """Cached: a training loop steps thousands of times with the same numbers, and a new tensor
-    would cost as much as a small step (on a GPU a copy from the host)."""
+    would cost as much as a small step (on a GPU a copy from the host). Never dropped: a CUDA graph
+    may have recorded the address."""
     return torch.tensor([values], dtype=dtype, device=device)
 
 
