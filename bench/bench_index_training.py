@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from c2v_sim.arena import Arena, layout_of
 from c2v_sim.dsa_ign import CHANNELS, HEADS, HIDDEN, LAYERS, TOKENS, WIDTH, build_network, losses
-from c2v_sim.lanes import Lane
+from c2v_sim.local_client import LocalClient
 from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.optimisers import Adam
 
@@ -61,9 +61,9 @@ def our_step(dropout: float, d: Tensor, label: Tensor):
     layout = layout_of(network)
     arena = Arena(layout, 1)
     arena.read(network, 0)
-    lane = Lane(network, layout, torch.device("cpu"))
-    lane.seed(0, torch.device("cpu"))
-    update = Adam(1e-3).start(lane.model.bind(arena, 0), lane.model.gradients, lane.buffer)
+    client = LocalClient(network, layout, torch.device("cpu"))
+    client.sit(0, 1, BATCH, arena, seed=0)
+    update = Adam(1e-3).start(client)
     ones = torch.ones(4)
 
     def step() -> None:

@@ -74,7 +74,7 @@ class Simulator:
         scale = (dataset.mean, dataset.std, self.device)
         self.train_data = ResidentData(dataset.x_train, dataset.y_train, *scale)
         self.test_data = ResidentData(dataset.x_test, dataset.y_test, *scale)
-        self.index: ClientIndex | None = None
+        self.index = index if config.needs_client_index else None
         self.steering: Steering | None = None
         self.model = self._build_model(model)
         self.layout = layout_of(self.model)
@@ -104,8 +104,8 @@ class Simulator:
         participants = min(partition.clients, config.rounds * self.cohort_size)
         rows = list(self._client_rows.values())
         self.row_plan = memory.plan_rows(rows, self._budget, participants)
-        if index is not None:
-            self.use_index(index)
+        if self.index is not None:
+            self.use_index(self.index)
 
     def use_index(self, index: ClientIndex) -> None:
         """Let `index` steer the improvements; it must be of this federation."""
@@ -138,6 +138,8 @@ class Simulator:
         """Columns of the feature part of the index that case study iii uses."""
         if self._moving_index:
             return self._classifier_width
+        if self.index is not None:
+            return self.index.feature.shape[1]
         classes = self.federation.dataset.classes
         return WIDTH * (classes if self.config.index == "class-prototypes" else 1)
 

@@ -143,7 +143,7 @@ def test_dropout_is_off_where_a_model_is_only_looked_at(algorithm):
         runs.append(simulator.server.data)
     assert torch.equal(*runs)
     if algorithm == "moon":
-        twin = simulator.lanes._free.get().client.twin("global").module
+        twin = simulator.lanes._lanes[0].client.twin("global").module
         x = federation.dataset.x_train
         with torch.no_grad():
             assert torch.equal(twin.features(x), twin.features(x))
