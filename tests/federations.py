@@ -5,8 +5,9 @@ import hashlib
 import numpy as np
 import torch
 
-from c2v_sim import Federation
+from c2v_sim import Federation, Simulator
 from c2v_sim.client_index import ClientIndex, federation_facts
+from c2v_sim.dsa_ign import WIDTH
 
 
 def image_federation(clients=6, classes=4, smallest=3, side=16, seed=0):
@@ -31,11 +32,11 @@ def image_federation(clients=6, classes=4, smallest=3, side=16, seed=0):
     )
 
 
-def made_up_index(federation, width=12, label_width=7, seed=5):
-    """Random vectors for the clients, a few of them alike, as an index of `federation`."""
+def made_up_index(federation, label_width=7, seed=5):
+    """Random vectors for the clients, neighbours alike, as an index of `federation`."""
     g = torch.Generator().manual_seed(seed)
     clients = federation.partition.clients
-    feature = torch.randn(clients, width, generator=g)
+    feature = torch.randn(clients, WIDTH, generator=g)
     feature += 2 * feature[torch.arange(clients) // 2]
     return index_of(federation, feature, torch.randn(clients, label_width, generator=g))
 
@@ -45,6 +46,14 @@ def index_of(federation, feature, label):
     sizes = torch.from_numpy(federation.partition.sizes)
     provenance = {"federation": federation_facts(federation)}
     return ClientIndex(feature, label, sizes, federation.label_counts, None, provenance)
+
+
+def simulator_with(federation, config, index=None, **parts):
+    """A simulator that is given the index, or a made-up one, where the config needs one."""
+    if not config.needs_client_index:
+        return Simulator(federation, config, **parts)
+    index = made_up_index(federation) if index is None else index
+    return Simulator(federation, config, index=index, **parts)
 
 
 def bits(tensors, ordered=True):

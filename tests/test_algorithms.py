@@ -5,9 +5,9 @@ from functools import lru_cache
 import pytest
 import slow_algorithms
 import torch
-from federations import image_federation, made_up_index
+from federations import image_federation, made_up_index, simulator_with
 
-from c2v_sim import RunConfig, Simulator
+from c2v_sim import RunConfig
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.threads import intra_op_threads
 
@@ -41,7 +41,7 @@ CASE_STUDIES = ("sampling", "aggregation", "local")
 @lru_cache
 def simulated(**changes):
     config = RunConfig(**SETTINGS | changes)
-    simulator = Simulator(FEDERATION, config, index=made_up_index(FEDERATION))
+    simulator = simulator_with(FEDERATION, config)
     records = list(simulator.rounds())
     simulator.close()
     return simulator, records
@@ -202,7 +202,7 @@ def test_batch_norm_statistics_are_averaged_with_the_weights(algorithm):
 
 def test_the_parts_of_a_model_begin_alike_whatever_is_added_to_them():
     plain, local, moon = (
-        Simulator(FEDERATION, RunConfig(**SETTINGS | changes), index=made_up_index(FEDERATION))
+        simulator_with(FEDERATION, RunConfig(**SETTINGS | changes))
         for changes in ({}, {"improve": ("local",)}, {"algorithm": "moon"})
     )
     base = plain.global_model()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 import torch
-from federations import bits, image_federation, made_up_index
+from federations import bits, image_federation, simulator_with
 
 from c2v_sim import RunConfig, Simulator, memory
 from c2v_sim.arena import layout_of
@@ -139,7 +139,7 @@ def test_the_place_of_the_state_does_not_show_in_the_result(algorithm, tmp_path)
             batch_size=8, feddyn_alpha=1.0, moon_mu=1.0, improve=("sampling", "local"),
             state_memory=gigabytes,
         )  # fmt: skip
-        simulator = Simulator(federation, config, index=made_up_index(federation), scratch=tmp_path)
+        simulator = simulator_with(federation, config, scratch=tmp_path)
         simulator.run()
         simulator.close()
         rows = next(iter(simulator._client_rows.values()))

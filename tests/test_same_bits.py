@@ -5,9 +5,9 @@ from functools import lru_cache
 
 import pytest
 import torch
-from federations import bits, image_federation, made_up_index
+from federations import bits, image_federation, simulator_with
 
-from c2v_sim import RunConfig, Simulator
+from c2v_sim import RunConfig
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.cohort import Interrupted
 
@@ -29,7 +29,7 @@ def simulator_for(algorithm, lanes=1, **changes):
         "lanes": lanes,
     }
     config = RunConfig(**settings | changes)
-    return Simulator(FEDERATION, config, index=made_up_index(FEDERATION))
+    return simulator_with(FEDERATION, config)
 
 
 def without_seconds(records):

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from federations import image_federation, index_of, made_up_index
+from federations import image_federation, index_of, made_up_index, simulator_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import minimize
@@ -82,10 +82,10 @@ def test_cohorts_come_as_often_as_successive_draws_by_similarity(clients, k, tau
 
 
 def test_the_first_cohort_is_the_uniform_one():
-    federation, index = image_federation(), made_up_index(image_federation())
+    federation = image_federation()
     for seed in range(20):
         plain, steered = (
-            Simulator(federation, RunConfig(seed=seed, participation=0.5, **more), index=index)
+            simulator_with(federation, RunConfig(seed=seed, participation=0.5, **more))
             for more in ({}, {"improve": ("sampling",)})
         )
         assert plain._choose(1).tolist() == steered._choose(1).tolist()
