@@ -8,6 +8,7 @@ Embedding projects pass their own parts: Simulator(federation, config, model=my_
 algorithm=MyAlgorithm(), index=my_index).
 """
 
+import copy
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -148,6 +149,8 @@ class Simulator:
         config, dataset = self.config, self.federation.dataset
         # One random stream for all parts, the base first: its weights are those of a plain run.
         given = model is not None
+        model = copy.deepcopy(model)  # the user's own stays as it is
+        self.algorithm.regulariser = None
         with seeded_construction(config.seed):
             if model is None:
                 shape = tuple(dataset.x_train.shape[1:])
@@ -382,7 +385,9 @@ class Simulator:
         return tensors
 
     def load_state(self, round: int, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state` gave after `round` rounds."""
+        """Put back what `state` gave after `round` rounds; the index must be there already."""
+        if self.config.needs_client_index and self.index is None:
+            raise ValueError("load_state: bring the client index first (use_index)")
         for name, tensor in self.state().items():
             if not name.startswith("client."):
                 tensor.copy_(tensors[name])
