@@ -113,7 +113,9 @@ class RunConfig:
     state_memory: float = option(0.0, "GB for clients' state; 0: half of what is free", least=0.0)
 
     seed: int = option(0, "seed of partition, sampling, initialisation and shuffling", least=0)
-    lanes: int = option(0, "clients trained at the same time; 0 or auto: what cores or GPU allow", least=0)
+    lanes: int = option(
+        0, "clients trained at the same time; 0 or auto: what the machine allows", least=0
+    )
     device: str = option("auto", "where to train", DEVICES)
     deterministic: bool = option(True, "only operators that give the same bits every time")
     eval_every: int = option(1, "rounds between evaluations; the last is always one", least=1)

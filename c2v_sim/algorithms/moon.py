@@ -7,7 +7,6 @@ Global and previous model are in eval mode and take no gradient. A client withou
 has no second term: with the global model in its place the term is the constant log 2.
 """
 
-import copy
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +24,6 @@ class WithHead(nn.Module):
 
     def __init__(self, base: nn.Module, width: int, classes: int) -> None:
         super().__init__()
-        base = copy.deepcopy(base)  # a user's model stays whole
         own = base.classifier
         for parent in list(base.modules()):
             for name, child in parent.named_children():
