@@ -6,7 +6,8 @@ loss and the terms of the optimiser's step, so that every kind of model is train
 loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -116,15 +117,8 @@ def train_cohort(
         id, client = int(clients[row]), lane.client
         ids = samples[id]
         client.sit(id, round, len(ids), server, torch_seed(how.seed, round, id))
-        try:
+        with failures_named(round, [id], algorithm):
             losses[row] = train_client(lane, data, ids, how, algorithm, lanes.stopped)
-        except Interrupted:
-            raise
-        except Exception as error:
-            raise TrainingError(
-                f"round {round}, client {id}, algorithm {algorithm.name}: local training failed, "
-                f"{type(error).__name__}: {error}"
-            ) from error
         cohort.data[row].copy_(client.row.data[0])
         cohort.integers[row].copy_(client.row.integers[0])
 
@@ -133,6 +127,21 @@ def train_cohort(
         on_client(int(clients[row]))
     check_finite(losses, cohort, clients, how, algorithm, round)
     return losses
+
+
+@contextmanager
+def failures_named(round: int, clients: list[int], algorithm: Algorithm) -> Iterator[None]:
+    """An error inside becomes a TrainingError that says who was training."""
+    try:
+        yield
+    except Interrupted:
+        raise
+    except Exception as error:
+        who = ", ".join(map(str, clients))
+        raise TrainingError(
+            f"round {round}, client {who}, algorithm {algorithm.name}: local training failed, "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def check_finite(

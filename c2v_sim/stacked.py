@@ -25,7 +25,14 @@ from torch import Tensor, nn
 from c2v_sim import ops
 from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.arena import Arena
-from c2v_sim.cohort import Data, Interrupted, LocalTraining, batch_bounds, check_finite
+from c2v_sim.cohort import (
+    Data,
+    Interrupted,
+    LocalTraining,
+    batch_bounds,
+    check_finite,
+    failures_named,
+)
 from c2v_sim.lanes import Lane, Lanes
 from c2v_sim.models import MLP
 from c2v_sim.optimisers import Sgd
@@ -165,8 +172,9 @@ def train_stacked(
         mine = [int(clients[row]) for row in blocks[block]]
         start = (slot.view(server.data[0]) for slot in server.layout.parameters)
         parameters = [p.expand(len(mine), *p.shape).clone() for p in start]
-        batches = make_batches([samples[client] for client in mine], mine, how, round)
-        losses[rows] = train_block(parameters, data, batches, sgd, lanes.stopped)
+        with failures_named(round, mine, algorithm):
+            batches = make_batches([samples[client] for client in mine], mine, how, round)
+            losses[rows] = train_block(parameters, data, batches, sgd, lanes.stopped)
         cohort.data.index_copy_(0, rows, torch.cat([p.flatten(1) for p in parameters], dim=1))
 
     for block, _ in lanes.run(work, range(len(blocks))):
