@@ -25,16 +25,16 @@ IMPROVEMENTS = {
 }
 COMMON = ["--model", "cnn", "--batch-size", "32", "--lr", "0.05", "--index-dropout", "0"]
 BUDGETS = {
-    # 6 domains × 10 clients of 200 images
+    # 6 domains × 10 clients of 150 images
     "shapes": [
-        *("--dataset", "shapes", "--train-size", "12000", "--test-size", "2400"),
-        *("--partition", "by-domain", "--clients-per-domain", "10", "--rounds", "24"),
-        *("--local-epochs", "2", "--eval-every", "2", "--index-epochs", "10"),
+        *("--dataset", "shapes", "--train-size", "9000", "--test-size", "1800"),
+        *("--partition", "by-domain", "--clients-per-domain", "10", "--rounds", "16"),
+        *("--local-epochs", "2", "--eval-every", "2", "--index-epochs", "6"),
     ],
     # 100 clients of 500 images, label shift
     "cifar10": [
         *("--dataset", "cifar10", "--require-real-data", "--clients", "100", "--alpha", "0.1"),
-        *("--rounds", "15", "--local-epochs", "1", "--eval-every", "3", "--index-epochs", "5"),
+        *("--rounds", "12", "--local-epochs", "1", "--eval-every", "3", "--index-epochs", "3"),
     ],
 }
 
@@ -94,6 +94,6 @@ if __name__ == "__main__":
     parser.add_argument("data", choices=BUDGETS)
     parser.add_argument("--out", type=Path, required=True, help="folder of the run directories")
     parser.add_argument("--data-dir", default="")
-    parser.add_argument("--algorithms", nargs="+", default=["fedavg", "feddyn", "moon"])
+    parser.add_argument("--algorithms", nargs="+", default=["fedavg", "fedavgm", "feddyn"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     sys.exit(run(parser.parse_args()))
