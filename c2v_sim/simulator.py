@@ -8,7 +8,6 @@ Embedding projects pass their own parts: Simulator(federation, config, model=my_
 algorithm=MyAlgorithm(), index=my_index).
 """
 
-import copy
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,25 +21,23 @@ from c2v_sim import memory
 from c2v_sim.aggregation import shares
 from c2v_sim.algorithms import ALGORITHMS, Algorithm
 from c2v_sim.arena import Arena, layout_of
+from c2v_sim.assembly import assemble
+from c2v_sim.classifier_index import ClassifierIndex
 from c2v_sim.client_index import ClientIndex
 from c2v_sim.client_rows import ClientRows
 from c2v_sim.cohort import Interrupted, LocalTraining, batch_bounds, train_cohort
 from c2v_sim.config import RunConfig
 from c2v_sim.determinism import deterministic
-from c2v_sim.dsa_ign import WIDTH
 from c2v_sim.evaluation import Accuracy, accuracy, correct
 from c2v_sim.federation import Federation
 from c2v_sim.index_cache import cached_index, index_embeddings
 from c2v_sim.index_config import index_settings
 from c2v_sim.lanes import Lanes, lane_count
-from c2v_sim.local_regulariser import LocalRegulariser, add_projection
-from c2v_sim.models import build_model, check_model, logits
-from c2v_sim.models.pretrained import Pretrained, load_pretrained
+from c2v_sim.models import logits
 from c2v_sim.optimisers import Sgd
 from c2v_sim.records import Result, RoundRecord, make_record
 from c2v_sim.resident import ResidentData
 from c2v_sim.sampling import SAMPLERS, cohort_size
-from c2v_sim.seeding import seeded_construction
 from c2v_sim.stacked import stackable, train_stacked
 from c2v_sim.steering import Steering
 from c2v_sim.threads import choose_device
@@ -77,7 +74,11 @@ class Simulator:
         self.test_data = ResidentData(dataset.x_test, dataset.y_test, *scale)
         self.index = index if config.needs_client_index else None
         self.steering: Steering | None = None
-        self.model = self._build_model(model)
+        sample = self.train_data.batch(torch.zeros(1, dtype=torch.int64, device=self.device))[0]
+        width = None if self.index is None else self.index.feature.shape[1]
+        whole = assemble(config, dataset, self.algorithm, model, sample.cpu(), width)
+        self.model, self.pretrained = whole.model, whole.pretrained
+        self.algorithm.regulariser = whole.regulariser
         self.layout = layout_of(self.model)
         lanes = min(lane_count(config.lanes, self.device, self._lane_bytes), self.cohort_size)
         self._check_memory(lanes)
@@ -100,8 +101,7 @@ class Simulator:
         self._client_rows: dict[str, ClientRows] = {}
         self._budget = memory.row_budget(self.device, config.state_memory, 0, scratch)
         self.algorithm.start(self)
-        if self._moving_index:
-            self.classifiers = self.client_rows("classifier", self._classifier_width)
+        self.classifiers = self._build_classifier_index()
         participants = min(partition.clients, config.rounds * self.cohort_size)
         rows = list(self._client_rows.values())
         self.row_plan = memory.plan_rows(rows, self._budget, participants)
@@ -125,74 +125,14 @@ class Simulator:
             regulariser.index = self.index.feature.to(self.device)
         self.steering = self._build_steering(self.index)
 
-    @property
-    def _moving_index(self) -> bool:
-        """Whether the index of case study iii is the clients' latest classifiers."""
-        return "local" in self.config.improve and self.config.index == "local-model-weights"
-
-    @property
-    def _classifier_width(self) -> int:
-        return sum(p.numel() for p in self.model.classifier.parameters())  # type: ignore
-
-    @property
-    def _index_width(self) -> int:
-        """Columns of the feature part of the index that case study iii uses."""
-        if self._moving_index:
-            return self._classifier_width
-        if self.index is not None:
-            return self.index.feature.shape[1]
-        classes = self.federation.dataset.classes
-        return WIDTH * (classes if self.config.index == "class-prototypes" else 1)
-
-    def _build_model(self, model: nn.Module | None) -> nn.Module:
-        """The model with what the algorithm and case study iii add to it."""
-        config, dataset = self.config, self.federation.dataset
-        # One random stream for all parts, the base first: its weights are those of a plain run.
-        given = model is not None
-        model = copy.deepcopy(model)  # the user's own stays as it is
-        self.algorithm.regulariser = None
-        with seeded_construction(config.seed):
-            if model is None:
-                shape = tuple(dataset.x_train.shape[1:])
-                model = build_model(
-                    config.model,
-                    classes=dataset.classes,
-                    input_shape=shape,
-                    norm=config.norm,
-                    seed=None,
-                )
-            check_model(model)
-            self.pretrained: Pretrained | None = None
-            if config.pretrained and given:
-                raise ValueError(
-                    "pretrained is for the named models; load weights into your own model yourself"
-                )
-            if config.pretrained:
-                self.pretrained = load_pretrained(model, config.pretrained)
-            model = self.algorithm.adapt_model(model, self._width(model), dataset.classes)
-            check_model(model)
-            if "local" in config.improve:
-                self.model = model
-                width = self._index_width
-                add_projection(model, self._width(model), width, dataset.classes)
-                self.algorithm.regulariser = LocalRegulariser(
-                    config.regulariser_weight,
-                    torch.zeros(0, width, device=self.device),  # filled when the index is there
-                    orthogonality=not config.omit_local_orth,
-                    detach=config.dist_detach,
-                )
-                # A graph would keep the first index, and it grows from round to round.
-                self.algorithm.capturable &= not self._moving_index
-        return model
-
-    def _width(self, model: nn.Module) -> int:
-        """Columns of z = features(x)."""
-        x, _ = self.train_data.batch(torch.zeros(1, dtype=torch.int64, device=self.device))
-        training = model.training
-        with torch.no_grad():
-            z = model.eval().features(x.cpu())  # type: ignore[operator]
-        model.train(training)
-        return z.shape[1]
+    def _build_classifier_index(self) -> ClassifierIndex | None:
+        regulariser = self.algorithm.regulariser
+        if regulariser is None or self.config.index != "local-model-weights":
+            return None
+        # A recorded step would keep the first index, and this one grows from round to round.
+        self.algorithm.capturable = False
+        rows = self.client_rows("classifier", regulariser.index.shape[1])
+        return ClassifierIndex(self.model, self.layout, rows, regulariser)
 
     def _build_steering(self, index: ClientIndex) -> Steering | None:
         config, sizes = self.config, self.federation.partition.sizes
@@ -338,27 +278,11 @@ class Simulator:
         origin = self.server.data[0]
         for row, client in enumerate(clients.tolist()):
             self.algorithm.finish(client, self.cohort.data[row], origin)
-            if self._moving_index:
-                self.classifiers.write(client, self._classifier_of(self.cohort.data[row]))
+            if self.classifiers:
+                self.classifiers.keep(client, self.cohort.data[row])
         self.algorithm.update(self.server, self.cohort, weights)
-        if self._moving_index:
-            self._restack_index()
-
-    def _classifier_of(self, row: Tensor) -> Tensor:
-        """The classifier's parameters in an arena row, flat."""
-        own = {id(p) for p in self.model.classifier.parameters()}  # type: ignore[union-attr]
-        names = {name for name, p in self.model.named_parameters() if id(p) in own}
-        slots = [slot for slot in self.layout.parameters if slot.name in names]
-        return torch.cat([slot.view(row).flatten() for slot in slots])
-
-    def _restack_index(self) -> None:
-        """The index of case study iii: the classifiers of all participants so far, by id."""
-        assert self.algorithm.regulariser is not None
-        index = torch.empty(len(self.classifiers), self._classifier_width, device=self.device)
-        present = [i for i in range(self.classifiers.clients) if i in self.classifiers]
-        for row, client in enumerate(present):
-            self.classifiers.read(client, index[row])
-        self.algorithm.regulariser.index = index
+        if self.classifiers:
+            self.classifiers.restack()
 
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model."""
@@ -395,8 +319,8 @@ class Simulator:
             prefix = f"client.{name}."
             own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
             rows.load_state(own)
-        if self._moving_index:
-            self._restack_index()
+        if self.classifiers:
+            self.classifiers.restack()
         self.round = round
 
     def close(self) -> None:
