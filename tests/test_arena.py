@@ -42,7 +42,7 @@ def test_a_bound_module_computes_and_trains_in_its_row():
     arena.data[1].copy_(arena.data[0])
     expected = model(x)
     bound = BoundModule(resnet(norm="batch"), layout, "cpu")
-    row = bound.bind(arena, 1)
+    row = bound.bind(arena.data[1], arena.integers[1])
     torch.testing.assert_close(bound.module(x), expected)
     before = arena.data.clone()
     bound.module(x).square().sum().backward()
