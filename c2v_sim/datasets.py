@@ -83,6 +83,17 @@ def load_dataset(
     return DATASETS[name](folder, require_real_data, train_size, test_size, progress, **options)
 
 
+def _announce_standin(missing: str, remedy: str, instead: str, data: str, refuse: bool) -> None:
+    """Say on screen that `instead` stands in for `data`, or refuse to; `remedy` gets the data."""
+    if refuse:
+        raise DataError(f"{missing}; {remedy}")
+    print(
+        f"STAND-IN DATA: {missing}, so this run uses {instead} instead and its results "
+        f"say nothing about {data}; to get the real data, {remedy}.",
+        file=sys.stderr,
+    )
+
+
 # ---- shapes ---------------------------------------------------------------------------------
 
 
@@ -169,13 +180,7 @@ def _load_cifar10(
             f"place cifar-10-python.tar.gz (from {cifar10.URL}) or cifar10.npz in {folder}, "
             "or name the folder that has it with --data-dir"
         )
-        if require_real_data:
-            raise DataError(f"{missing}; {remedy}") from reason
-        print(
-            f"STAND-IN DATA: {missing}, so this run uses rendered shapes instead and its results "
-            f"say nothing about CIFAR-10; to get the real data, {remedy}.",
-            file=sys.stderr,
-        )
+        _announce_standin(missing, remedy, "rendered shapes", "CIFAR-10", require_real_data)
         return _load_shapes(folder, False, train_size, test_size, progress, "cifar10")
     tensors: dict[str, Any] = {
         key: torch.from_numpy(array.astype(np.int64) if key.startswith("y") else array)
@@ -239,13 +244,7 @@ def _load_shakespeare(
             f"2011) or {shakespeare.ARCHIVE} (from {shakespeare.URLS[0]}) in {folder}, or name "
             "the folder that has it with --data-dir"
         )
-        if require_real_data:
-            raise DataError(f"{missing}; {remedy}") from reason
-        print(
-            f"STAND-IN DATA: {missing}, so this run uses made-up speech instead and its results "
-            f"say nothing about Shakespeare; to get the real data, {remedy}.",
-            file=sys.stderr,
-        )
+        _announce_standin(missing, remedy, "made-up speech", "Shakespeare", require_real_data)
         roles, source, standin_for = babble.speech(), "made up by c2v_sim", "shakespeare"
     parts = shakespeare.split(roles, **how)
     text = torch.from_numpy(parts.text)
@@ -287,12 +286,9 @@ def _load_domainnet(
             f"place the six archives (cleaned version) and the list files of {domainnet.PAGE} in "
             f"{own}, or name the folder that holds `domainnet` with --data-dir"
         )
-        if require_real_data or (own.is_dir() and any(own.iterdir())):  # begun, so it is meant
-            raise DataError(f"{absent}; {remedy}")
-        print(
-            f"STAND-IN DATA: {absent}, so this run uses rendered shapes instead and its results "
-            f"say nothing about DomainNet; to get the real data, {remedy}.",
-            file=sys.stderr,
+        begun = own.is_dir() and any(own.iterdir())  # so it is meant
+        _announce_standin(
+            absent, remedy, "rendered shapes", "DomainNet", require_real_data or begun
         )
         return _load_shapes(folder, False, train_size, test_size, progress, "domainnet")
     if train_size or test_size:
@@ -324,13 +320,8 @@ def _load_pacs(
     if found is None:
         missing = f"pacs is not in {folder}, and it cannot be downloaded by program"
         remedy = f"place there {pacs.REMEDY}, or name the folder that has them with --data-dir"
-        if require_real_data:
-            raise DataError(f"{missing}; {remedy}")
-        print(
-            f"STAND-IN DATA: {missing}, so this run uses rendered shapes (six domains) instead and "
-            f"its results say nothing about PACS; to get the real data, {remedy}.",
-            file=sys.stderr,
-        )
+        instead = "rendered shapes (six domains)"
+        _announce_standin(missing, remedy, instead, "PACS", require_real_data)
         return _load_shapes(folder, False, train_size, test_size, progress, "pacs")
     tensors: dict[str, Any] = found[0]
     cut = [

@@ -12,7 +12,6 @@ import json
 import sys
 import threading
 import traceback
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from c2v_sim.index_config import IndexConfig
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.progress import IndexProgress
-from c2v_sim.run import build_federation, fail, whole_or_auto
+from c2v_sim.run import build_federation, fail, new_path, whole_or_auto
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
 SETTINGS, CHECKPOINT = "settings.json", "training.safetensors"
@@ -121,19 +120,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def default_directory(federation: Federation, config: IndexConfig) -> Path:
-    """indices/<time>-<dataset>-<kind>-<seed>, with a counter where that exists."""
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    name = "".join(c if c.isalnum() else "-" for c in federation.dataset.name).strip("-")
-    kind = config.strategy if config.index == "dsa-ign" else config.index
-    stem = f"{stamp}-{name}-{kind}-{config.seed}"
-    path, count = Path("indices") / stem, 1
-    while path.exists():
-        count += 1
-        path = path.with_name(f"{stem}-{count}")
-    return path
-
-
 def prepare(
     arguments: argparse.Namespace,
 ) -> tuple[Federation, Embeddings, IndexConfig, Path]:
@@ -145,7 +131,9 @@ def prepare(
         )
     federation, run = build_federation(run)
     embeddings = index_embeddings(federation, config, run.data_dir)
-    out = arguments.resume or arguments.out or default_directory(federation, config)
+    kind = config.strategy if config.index == "dsa-ign" else config.index
+    out = arguments.resume or arguments.out
+    out = out or new_path("indices", federation.dataset.name, kind, config.seed)
     if not arguments.resume:
         settings = {k: getattr(run, k) for k in DATA} | dataclasses.asdict(config)
         with new_directory(out) as folder:

@@ -142,15 +142,15 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
     return Federation(dataset, partition), dataclasses.replace(config, clients=partition.clients)
 
 
-def default_directory(config: RunConfig, dataset: str) -> Path:
-    """runs/<time>-<dataset>-<algorithm>-<seed>, with a counter where that exists."""
+def new_path(folder: str, dataset: str, kind: str, seed: int) -> Path:
+    """<folder>/<time>-<dataset>-<kind>-<seed>, with a counter where that exists."""
     time = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     name = "".join(c if c.isalnum() or c in "-_" else "-" for c in dataset).strip("-")
-    path = Path("runs") / f"{time}-{name}-{config.algorithm}-{config.seed}"
-    count = 1
+    stem = f"{time}-{name}-{kind}-{seed}"
+    path, count = Path(folder) / stem, 1
     while path.exists():
         count += 1
-        path = path.with_name(f"{time}-{name}-{config.algorithm}-{config.seed}-{count}")
+        path = path.with_name(f"{stem}-{count}")
     return path
 
 
@@ -164,7 +164,7 @@ def prepare(
         raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
     saved = arguments.resume / report.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
-    out = out or default_directory(config, federation.dataset.name)
+    out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
     simulator = Simulator(federation, config, scratch=out / "scratch")
     if arguments.resume:
         check_same_data(arguments.resume, federation)

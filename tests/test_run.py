@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from c2v_sim import run
-from c2v_sim.config import RunConfig, make_config, read_toml
+from c2v_sim.config import make_config, read_toml
 from c2v_sim.models import build_model
 from c2v_sim.resident import ResidentData
 
@@ -111,11 +111,11 @@ def test_an_existing_directory_is_never_overwritten(finished, capsys):
 
 def test_default_directories_do_not_collide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = run.default_directory(RunConfig(), "cifar10-standin(shapes)")
+    first = run.new_path("runs", "cifar10-standin(shapes)", "fedavg", 0)
     assert str(first).startswith("runs/")
     assert first.name.endswith("cifar10-standin-shapes-fedavg-0")
     first.mkdir(parents=True)
-    assert run.default_directory(RunConfig(), "cifar10-standin(shapes)") != first
+    assert run.new_path("runs", "cifar10-standin(shapes)", "fedavg", 0) != first
 
 
 def test_print_config_is_a_config(tmp_path, capsys):
