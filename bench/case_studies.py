@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from statistics import mean, pstdev
 
-from c2v_sim import report
+from c2v_sim import run_directory
 from c2v_sim.run import main
 
 IMPROVEMENTS = {
@@ -42,7 +42,7 @@ BUDGETS = {
 def cell(data: str, algorithm: str, variant: str, seed: int, extra: list[str], root: Path) -> Path:
     """The run directory of one cell, trained if it is not there yet."""
     out = root / f"{data}-{algorithm}-{variant.replace('+', '_').strip('_')}-{seed}"
-    if (out / report.RESULT).exists():
+    if (out / run_directory.RESULT).exists():
         return out
     improve = IMPROVEMENTS[variant]
     budget = [*BUDGETS[data], *COMMON]
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> None:
         for seed in arguments.seeds:
             for variant in IMPROVEMENTS:
                 out = cell(arguments.data, algorithm, variant, seed, extra, arguments.out)
-                result = json.loads((out / report.RESULT).read_text())
+                result = json.loads((out / run_directory.RESULT).read_text())
                 best[variant].append(100 * result["best_accuracy"])
         table.append(row(algorithm, best))
     print("\n".join(table))

@@ -13,7 +13,7 @@ The way of the data, a file a stage:
   7c cohort.py       trains a cohort, on the lanes of lanes.py
   8  aggregation.py  the cohort's rows → the next global model; algorithms/ build on it
   9  evaluation.py   accuracy on every client
-  10 report.py       the run directory
+  10 run_directory.py what a result needs to be believed and repeated; report.py shows it
 
 simulator.py is the loop over 6 to 9, run.py its command; index.py is the command for stages 3 to 5,
 which give every client a vector before training. ops/ holds the fused operators.

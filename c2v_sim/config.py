@@ -20,6 +20,7 @@ import tomli_w
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.datasets import DATASETS, OWN_CLIENTS
 from c2v_sim.dirichlet import LDA
+from c2v_sim.dsa_ign import DECODERS, LOSSES
 from c2v_sim.embeddings import ENCODERS
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.partition import PARTITIONERS
@@ -98,6 +99,8 @@ class RunConfig:
     index_strategy: str = option("global", "who trains DSA-IGN", STRATEGIES)
     index_encoder: str = option("builtin", "what embeds images and labels", tuple(ENCODERS))
     index_epochs: int = option(500, "E: epochs of DSA-IGN", least=1)
+    index_omit_loss: tuple[str, ...] = option((), "losses that DSA-IGN leaves out", LOSSES)
+    index_decoder: str = option("linear", "how DSA-IGN restores its input", DECODERS)
     index_dropout: float = option(0.1, "dropout of DSA-IGN; 0 is faster", least=0.0)
     index_max_samples: int = option(0, "samples a client that the index sees; 0: all", least=0)
     index_part: str = option("both", "part of the index that is used", INDEX_PARTS)
@@ -160,6 +163,10 @@ class RunConfig:
                 )
             if self.index_file:
                 raise ConfigError("index = local-model-weights takes no index_file")
+        if self.index != "dsa-ign" and (self.index_omit_loss or self.index_decoder != "linear"):
+            raise ConfigError(
+                f"index_omit_loss and index_decoder go with index = dsa-ign, not {self.index}"
+            )
         if self.index_part == "label" and ("local" in self.improve or self.index != "dsa-ign"):
             raise ConfigError(
                 "index_part = label goes with index = dsa-ign and without improve = local, which "
@@ -240,6 +247,8 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "index_file": ("improve", IMPROVEMENTS),
     "index_strategy": ("improve", IMPROVEMENTS),
     "index_encoder": ("improve", IMPROVEMENTS),
+    "index_omit_loss": ("improve", IMPROVEMENTS),
+    "index_decoder": ("improve", IMPROVEMENTS),
     "index_dropout": ("improve", IMPROVEMENTS),
     "index_max_samples": ("improve", IMPROVEMENTS),
     "index_part": ("improve", IMPROVEMENTS),
@@ -279,7 +288,7 @@ def make_config(
         values_set = set_to if isinstance(set_to, tuple) else (set_to,)
         if set(values_set) & set(allowed):
             continue
-        if key in flags or (key in given and given[key] != FIELDS[key].default):
+        if key in flags or (key in given and values[key] != FIELDS[key].default):
             shown = ", ".join(values_set) or "nothing"
             raise ConfigError(
                 f"{key} = {given[key]} has no effect with {other} = {shown}; "

@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from c2v_sim import index_plots, report
+from c2v_sim import index_plots, run_directory
 from c2v_sim.atomic import new_directory, write_atomically
 from c2v_sim.client_index import ClientIndex, build_index
 from c2v_sim.cohort import Interrupted, TrainingError
@@ -137,7 +137,7 @@ def prepare(
     if not arguments.resume:
         settings = {k: getattr(run, k) for k in DATA} | dataclasses.asdict(config)
         with new_directory(out) as folder:
-            (folder / SETTINGS).write_text(report.to_json(settings))
+            (folder / SETTINGS).write_text(run_directory.to_json(settings))
     return federation, embeddings, config, out
 
 

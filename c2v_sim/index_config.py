@@ -75,6 +75,8 @@ def index_settings(config: RunConfig) -> IndexConfig:
         encoder=config.index_encoder,
         strategy=config.index_strategy,
         epochs=config.index_epochs,
+        decoder=config.index_decoder,
+        omit_loss=config.index_omit_loss,
         dropout=config.index_dropout,
         max_samples=config.index_max_samples,
         seed=config.seed,

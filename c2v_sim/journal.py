@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from c2v_sim import report
+from c2v_sim import run_directory
 from c2v_sim.checkpoint import load_checkpoint, save_checkpoint
 from c2v_sim.simulator import Result, RoundRecord, Simulator
 
@@ -30,9 +30,9 @@ class Journal:
         """Bring simulator and rounds.jsonl back to the newest checkpoint, or to the beginning."""
         for leftover in self.out.glob("*.partial"):  # of a process that was killed
             leftover.unlink()
-        rounds = self.out / report.ROUNDS
-        lines = load_checkpoint(self.out / report.CHECKPOINTS, self.simulator, rounds)
-        self.result.records[:] = report.parse_rounds(lines)
+        rounds = self.out / run_directory.ROUNDS
+        lines = load_checkpoint(self.out / run_directory.CHECKPOINTS, self.simulator, rounds)
+        self.result.records[:] = run_directory.parse_rounds(lines)
         self.saved_state = self.saved_rounds = self.simulator.round
         self.torn = rounds.exists() and rounds.read_bytes() != b"".join(lines)
         self._try(self._save)
@@ -69,19 +69,21 @@ class Journal:
 
     def _append(self) -> None:
         self.torn = True  # until the whole line is there
-        report.append_round(self.out, self.result.records[-1])
+        run_directory.append_round(self.out, self.result.records[-1])
         self.torn = False
         self.saved_rounds += 1
 
     def _save(self) -> None:
         done = self.simulator.round
         if self.torn:
-            report.rewrite_rounds(self.out, [report.to_line(r) for r in self.result.records])
+            run_directory.rewrite_rounds(
+                self.out, [run_directory.to_line(r) for r in self.result.records]
+            )
             self.torn, self.saved_rounds = False, done
         if self.saved_state != done:
-            report.flush_rounds(self.out)
-            checkpoints = self.out / report.CHECKPOINTS
-            save_checkpoint(checkpoints, self.simulator, self.out / report.ROUNDS)
+            run_directory.flush_rounds(self.out)
+            checkpoints = self.out / run_directory.CHECKPOINTS
+            save_checkpoint(checkpoints, self.simulator, self.out / run_directory.ROUNDS)
             self.saved_state = done
 
     def _try(self, write: Callable[[], None]) -> bool:

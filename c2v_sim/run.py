@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from c2v_sim import report
+from c2v_sim import run_directory
 from c2v_sim.checkpoint import CheckpointError
 from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import (
@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
         common: dict[str, Any] = {"default": None, "help": text, "dest": f.name}
         if f.type is bool:
             settings.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-        elif f.name == "improve":
+        elif f.type == tuple[str, ...]:
             settings.add_argument(flag, nargs="*", choices=f.metadata["choices"], **common)
         else:
             kind = whole_or_auto if f.name == "lanes" else f.type
@@ -89,12 +89,14 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
 def resumed_settings(arguments: argparse.Namespace, typed: dict[str, Any]) -> RunConfig:
     """The settings of the run in --resume; other ones are refused by name."""
     folder = arguments.resume
-    if not (folder / report.CONFIG).is_file():
-        raise ConfigError(f"--resume {folder}: no run directory ({report.CONFIG} is not there)")
+    if not (folder / run_directory.CONFIG).is_file():
+        raise ConfigError(
+            f"--resume {folder}: no run directory ({run_directory.CONFIG} is not there)"
+        )
     for name in ("preset", "config", "out"):
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--resume takes its settings from {folder}: leave out --{name}")
-    saved = make_config(read_toml(folder / report.CONFIG))
+    saved = make_config(read_toml(folder / run_directory.CONFIG))
     wanted = make_config(typed, saved)
     changed = [
         f"{name} (was {getattr(saved, name)}, now {getattr(wanted, name)})"
@@ -162,7 +164,7 @@ def prepare(
     out: Path | None = arguments.resume or arguments.out
     if arguments.out is not None and arguments.out.exists():
         raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
-    saved = arguments.resume / report.PARTITION if arguments.resume else None
+    saved = arguments.resume / run_directory.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
     out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
     simulator = Simulator(federation, config, scratch=out / "scratch")
@@ -174,8 +176,8 @@ def prepare(
 
 def check_same_data(folder: Path, federation: Federation) -> None:
     """A resumed run must see the data it began with."""
-    began = json.loads((folder / report.MANIFEST).read_text())["data"]
-    now = report.data_facts(federation)
+    began = json.loads((folder / run_directory.MANIFEST).read_text())["data"]
+    now = run_directory.data_facts(federation)
     if began["sha256"] != now["sha256"]:
         raise ConfigError(
             f"--resume {folder}: the run began on {began['name']} ({began['sha256'][:12]}), but "
@@ -254,7 +256,7 @@ def fail(code: int, message: str) -> int:
 def finish(journal: Journal, label: str) -> int:
     """Write and show the results; the exit code says whether all of them are on disk."""
     simulator, out = journal.simulator, journal.out
-    failed = report.finish(out, simulator, journal.result)
+    failed = run_directory.finish(out, simulator, journal.result)
     show_result(simulator, journal.result, out, label)
     if not failed and journal.error is None:
         return 0
@@ -315,7 +317,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if not arguments.resume:
                 command = shlex.join(["python", "-m", "c2v_sim.run", *(argv or sys.argv[1:])])
-                report.create_run_directory(out, simulator, label, command)
+                run_directory.create_run_directory(out, simulator, label, command)
             return execute(simulator, embeddings, Journal(out, simulator), label, interrupt)
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")

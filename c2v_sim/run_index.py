@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from c2v_sim import report
+from c2v_sim import run_directory
 from c2v_sim.client_index import ClientIndex
 from c2v_sim.embeddings import Embeddings
 from c2v_sim.index_cache import cached_index, index_embeddings
@@ -21,8 +21,8 @@ def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | No
     config, federation = simulator.config, simulator.federation
     if not config.needs_client_index:
         return None
-    if resumed is not None and (resumed / report.INDEX).exists():
-        simulator.use_index(ClientIndex.load(resumed / report.INDEX, federation))
+    if resumed is not None and (resumed / run_directory.INDEX).exists():
+        simulator.use_index(ClientIndex.load(resumed / run_directory.INDEX, federation))
     elif config.index_file:
         simulator.use_index(ClientIndex.load(config.index_file, federation))
     else:
@@ -50,6 +50,6 @@ def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) 
             if bar:
                 bar.close()
         simulator.use_index(index)
-    if simulator.index is not None and not (out / report.INDEX).exists():
-        report.add_index(out, simulator.index)
+    if simulator.index is not None and not (out / run_directory.INDEX).exists():
+        run_directory.add_index(out, simulator.index)
         (out / CHECKPOINT).unlink(missing_ok=True)

@@ -9,7 +9,7 @@ import torch
 from federations import image_federation
 from planted import planted
 
-from c2v_sim import IndexConfig, RunConfig, Simulator, build_index, checkpoint, report
+from c2v_sim import IndexConfig, RunConfig, Simulator, build_index, checkpoint, run_directory
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.checkpoint import (
     CheckpointError,
@@ -32,18 +32,18 @@ def simulator():
 
 
 def save(folder, simulator):
-    return save_checkpoint(folder / "checkpoints", simulator, folder / report.ROUNDS)
+    return save_checkpoint(folder / "checkpoints", simulator, folder / run_directory.ROUNDS)
 
 
 def load(folder, simulator):
-    return load_checkpoint(folder / "checkpoints", simulator, folder / report.ROUNDS)
+    return load_checkpoint(folder / "checkpoints", simulator, folder / run_directory.ROUNDS)
 
 
 def train_and_save(folder, simulator, rounds=3):
     """A generation after every round; the state after each, by round."""
     states = {}
     for record in simulator.rounds():
-        report.append_round(folder, record)
+        run_directory.append_round(folder, record)
         save(folder, simulator)
         states[record.round] = {n: t.clone() for n, t in simulator.state().items()}
         if record.round == rounds:
@@ -82,7 +82,7 @@ def test_the_two_newest_generations_are_kept_and_the_newest_is_loaded(tmp_path, 
     fresh = Simulator(image_federation(), CONFIG)
     lines = load(tmp_path, fresh)
     assert fresh.round == 3
-    assert [r.round for r in report.parse_rounds(lines)] == [1, 2, 3]
+    assert [r.round for r in run_directory.parse_rounds(lines)] == [1, 2, 3]
     for name, tensor in states[3].items():
         assert torch.equal(fresh.state()[name], tensor), name
     assert [r.round for r in fresh.rounds()] == [4]
@@ -129,7 +129,7 @@ def test_stopped_in_a_round_and_resumed_elsewhere_gives_the_same_bits(tmp_path, 
     stopped.lanes.stopped = asked_before_every_step
     rounds = stopped.rounds()
     for record in rounds:
-        report.append_round(tmp_path, record)
+        run_directory.append_round(tmp_path, record)
         after = copied(stopped)
         if record.round == 2:
             break
@@ -199,7 +199,7 @@ def test_a_damaged_generation_is_named_and_the_older_one_taken(tmp_path, simulat
     assert simulator.round == len(lines) == 2
     assert torch.equal(simulator.state()["server"], states[2]["server"])
     # The damaged one gives way when the run comes to the same round again.
-    (tmp_path / report.ROUNDS).write_bytes(b"".join(lines))
+    (tmp_path / run_directory.ROUNDS).write_bytes(b"".join(lines))
     again = train_and_save(tmp_path, simulator)
     assert torch.equal(again[3]["server"], states[3]["server"])
     load(tmp_path, simulator)
@@ -250,7 +250,7 @@ def test_leftovers_of_a_kill_are_removed(tmp_path, simulator):
 def test_a_failing_write_leaves_the_older_generations_alone(tmp_path, simulator, monkeypatch):
     train_and_save(tmp_path, simulator, rounds=2)
     before = {p: p.read_bytes() for p in (tmp_path / "checkpoints").rglob("*.*") if p.is_file()}
-    report.append_round(tmp_path, next(simulator.rounds()))
+    run_directory.append_round(tmp_path, next(simulator.rounds()))
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -107,3 +107,12 @@ def test_every_field_says_what_it_is():
     assert dataclasses.is_dataclass(RunConfig)
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig().rounds = 3  # type: ignore[misc]
+
+
+def test_settings_of_dsa_ign_go_with_it_alone():
+    given = {"improve": ["local"], "index_omit_loss": ["div"]}
+    assert make_config(given).index_omit_loss == ("div",)
+    with pytest.raises(ConfigError, match="go with index = dsa-ign, not feature-average"):
+        make_config(given | {"index": "feature-average"})
+    with pytest.raises(ConfigError, match="index_decoder = mlp has no effect with improve"):
+        make_config({"index_decoder": "mlp"})

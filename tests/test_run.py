@@ -385,7 +385,7 @@ def test_a_disk_with_room_again_gets_everything(linear, tmp_path):
 def test_records_that_did_not_fit_are_written_with_the_next_checkpoint(
     linear, tmp_path, monkeypatch, capsys
 ):
-    append, out = run.report.append_round, tmp_path / "torn"
+    append, out = run.run_directory.append_round, tmp_path / "torn"
 
     def torn(path, record):
         if record.round == 3:
@@ -394,7 +394,7 @@ def test_records_that_did_not_fit_are_written_with_the_next_checkpoint(
             raise OSError(28, "No space left on device", "rounds.jsonl")
         append(path, record)
 
-    monkeypatch.setattr(run.report, "append_round", torn)
+    monkeypatch.setattr(run.run_directory, "append_round", torn)
     assert run.main([*LINEAR, "--out", str(out)]) == 0
     error = capsys.readouterr().err
     assert "rounds.jsonl: No space left on device" in error

@@ -5,7 +5,7 @@ import json
 import pytest
 from safetensors.torch import load_file
 
-from c2v_sim import report
+from c2v_sim import run_directory
 from c2v_sim.client_index import ClientIndex
 from c2v_sim.run import main
 
@@ -30,16 +30,18 @@ def first(data, tmp_path_factory):
 
 
 def outcome(folder):
-    records = [json.loads(line) for line in (folder / report.ROUNDS).read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (folder / run_directory.ROUNDS).read_text().splitlines()
+    ]
     for record in records:
         del record["seconds"]
-    model = load_file(folder / report.MODEL)
+    model = load_file(folder / run_directory.MODEL)
     return records, {name: tensor.numpy().tobytes() for name, tensor in model.items()}
 
 
 def test_the_index_is_kept_with_the_run_and_in_its_manifest(first):
-    index = ClientIndex.load(first / report.INDEX)
-    facts = json.loads((first / report.MANIFEST).read_text())
+    index = ClientIndex.load(first / run_directory.INDEX)
+    facts = json.loads((first / run_directory.MANIFEST).read_text())
     assert facts["encoder"] == index.provenance["encoder"] == "builtin"
     assert facts["index"]["settings"]["epochs"] == 2
     assert facts["improve"] == ["sampling", "aggregation", "local"]
@@ -72,7 +74,7 @@ def test_a_damaged_cached_index_is_built_anew(first, data, tmp_path, capfd):
 def test_a_given_index_file_is_used_or_refused_before_anything_is_written(
     first, data, tmp_path, capfd
 ):
-    given = ["--index-file", str(first / report.INDEX), "--data-dir", str(data)]
+    given = ["--index-file", str(first / run_directory.INDEX), "--data-dir", str(data)]
     out = tmp_path / "given"
     assert main([*SMALL, *given, "--out", str(out)]) == 0
     assert outcome(out) == outcome(first)
@@ -104,7 +106,7 @@ def test_a_stop_while_the_index_trains_resumes_to_the_same_bits(
         patch.setattr(run_index, "cached_index", watched)
         assert main([*SMALL, "--data-dir", str(data), "--out", str(out)]) in (130, 143)
     assert (out / run_index.CHECKPOINT).exists()
-    assert not (out / report.INDEX).exists()
+    assert not (out / run_directory.INDEX).exists()
     assert main(["--resume", str(out)]) == 0
     assert outcome(out) == outcome(first)
 
@@ -116,5 +118,5 @@ def test_other_kinds_of_index(index, data, tmp_path):
     out = tmp_path / "run"
     arguments = [*start, "--improve", *improve, "--index", index, "--data-dir", str(data)]
     assert main([*arguments, "--out", str(out)]) == 0
-    assert (out / report.INDEX).exists() == (index != "local-model-weights")
+    assert (out / run_directory.INDEX).exists() == (index != "local-model-weights")
     assert outcome(out)[0][-1]["accuracy"] > 0
