@@ -267,12 +267,16 @@ _NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def make_config(
-    given: Mapping[str, Any], base: RunConfig | None = None, flags: Collection[str] = ()
+    given: Mapping[str, Any],
+    base: RunConfig | None = None,
+    flags: Collection[str] = (),
+    shared: Collection[str] = (),
 ) -> RunConfig:
     """`base` with the user's settings on top; unknown, wrong or contradictory ones are refused.
 
     `flags` are the settings typed by hand: one without effect is refused even at its default
-    value, while a file that lists every field may hold such defaults.
+    value, while a file that lists every field may hold such defaults. `shared` are those that
+    other runs need as well: one without effect here goes back to its default.
     """
     for key in given:
         if key not in FIELDS:
@@ -288,7 +292,8 @@ def make_config(
         values_set = set_to if isinstance(set_to, tuple) else (set_to,)
         if set(values_set) & set(allowed):
             continue
-        if key in flags or (key in given and values[key] != FIELDS[key].default):
+        idle = key not in given or key in shared or values[key] == FIELDS[key].default
+        if key in flags or not idle:
             shown = ", ".join(values_set) or "nothing"
             raise ConfigError(
                 f"{key} = {given[key]} has no effect with {other} = {shown}; "

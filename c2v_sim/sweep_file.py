@@ -1,0 +1,215 @@
+"""A sweep file: a grid of runs, as TOML.
+
+    title = "Sampling temperature on CIFAR10"
+    about = "Case study i alone, four temperatures, both strategies."
+    preset = "paper"                      # what [base] changes; without it: RunConfig's defaults
+
+    [base]                                # settings of every cell: any field of RunConfig
+    index_encoder = "clip"
+
+    [axes]                                # the grid is their product, the last one varies fastest
+    algorithm = ["fedavg", "moon"]        # a field and its values ...
+    seed = [0, 1, 2]
+
+    [axes.case]                           # ... or choices with names, each some settings
+    original = {}
+    "glob_0.1" = { improve = ["sampling"], tau = 0.1 }
+
+    [[skip]]                              # cells to leave out: those with all of these labels
+    algorithm = "moon"
+    case = "glob_0.1"
+
+    [table]                               # optional: how the results are laid out (tables.py)
+    paper = "tau_table"                   # the paper's values: an entry of paper_tables.toml
+    rows = ["algorithm"]
+    columns = "case"
+
+A base setting that some cells have no use for goes back to its default there; one that no cell
+uses is refused, as is everything else that the run command would refuse.
+"""
+
+import itertools
+import tomllib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config, preset
+
+KEYS = ("title", "about", "preset", "base", "axes", "skip", "table")
+SEEDS = "seed"  # the axis that a table averages over
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of the grid."""
+
+    name: str  # of its run directory: the labels joined by hyphens
+    labels: dict[str, str]  # axis -> label
+    config: RunConfig
+
+
+@dataclass(frozen=True)
+class Table:
+    """How the cells are laid out, and the paper's values beside them."""
+
+    rows: tuple[str, ...]  # axes
+    columns: str  # an axis
+    kind: str  # a key of tables.KINDS
+    paper: str  # an entry of paper_tables.toml, with dots; empty: the paper has none
+    reference: str  # the shipped sweep at the paper's scale; what differs from it is said
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A grid of runs, checked."""
+
+    title: str
+    about: str
+    axes: dict[str, tuple[str, ...]]  # axis -> labels
+    cells: tuple[Cell, ...]
+    table: Table | None
+    text: str  # the file
+
+
+def read_sweep(file: str | Path, settings: Mapping[str, Any] | None = None) -> Sweep:
+    """The sweep in `file`, a path or a shipped name (small/tau); `settings` go over its [base]."""
+    text = sweep_text(file)
+    try:
+        content = tomllib.loads(text)
+        return make_sweep(content, text, settings or {})
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file} is not a TOML file: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from error
+
+
+def sweep_text(file: str | Path) -> str:
+    """The text of a sweep file, or of the shipped sweep of that name."""
+    if Path(file).is_file():
+        return Path(file).read_text()
+    named = resources.files("c2v_sim.sweeps").joinpath(f"{str(file).removesuffix('.toml')}.toml")
+    if named.is_file():
+        return named.read_text()
+    raise ConfigError(
+        f"{file} is neither a file nor a shipped sweep; shipped: {', '.join(shipped_sweeps())}"
+    )
+
+
+def shipped_sweeps() -> list[str]:
+    """The names of the sweeps that come with the package."""
+    root = resources.files("c2v_sim.sweeps")
+    scales = [folder for folder in root.iterdir() if folder.is_dir()]
+    files = [(scale.name, file.name) for scale in scales for file in scale.iterdir()]
+    return sorted(f"{s}/{f.removesuffix('.toml')}" for s, f in files if f.endswith(".toml"))
+
+
+def make_sweep(content: Mapping[str, Any], text: str, settings: Mapping[str, Any]) -> Sweep:
+    """The sweep that `content`, a parsed file, describes."""
+    unknown = [key for key in content if key not in KEYS]
+    if unknown:
+        raise ConfigError(f"unknown entry {unknown[0]!r}; known: {', '.join(KEYS)}")
+    axes = {name: choices(name, values) for name, values in content.get("axes", {}).items()}
+    if not axes:
+        raise ConfigError("[axes] must name at least one axis, such as seed = [0, 1, 2]")
+    labels = {name: tuple(of_axis) for name, of_axis in axes.items()}
+    skipped = [checked_skip(pattern, labels) for pattern in content.get("skip", [])]
+    base = {**content.get("base", {}), **settings}
+    cells = []
+    for combination in itertools.product(*labels.values()):
+        chosen = dict(zip(labels, combination, strict=True))
+        if not any(pattern.items() <= chosen.items() for pattern in skipped):
+            cells.append(make_cell(chosen, axes, base, content.get("preset", "")))
+    check_cells(cells, base)
+    table = make_table(content["table"], labels) if "table" in content else None
+    about = content.get("about", "")
+    return Sweep(content.get("title", ""), about, labels, tuple(cells), table, text)
+
+
+def choices(name: str, values: Any) -> dict[str, dict[str, Any]]:
+    """The labels of an axis, and the settings that each stands for."""
+    if isinstance(values, list) and values:
+        if name not in FIELDS:
+            raise ConfigError(
+                f"axis {name!r} is a list, so it must be a setting of a run; an axis of several "
+                f"settings is a table [axes.{name}] of named choices"
+            )
+        named = {str(value): {name: value} for value in values}
+        if len(named) == len(values):
+            return named
+    elif isinstance(values, dict) and values and all(isinstance(v, dict) for v in values.values()):
+        return values
+    raise ConfigError(f"axis {name!r} must be a list of different values or a table of choices")
+
+
+def checked_skip(pattern: Any, labels: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    if not isinstance(pattern, dict) or not pattern:
+        raise ConfigError(f"skip must be a table of axis = label, got {pattern!r}")
+    named = {axis: str(label) for axis, label in pattern.items()}
+    for axis, label in named.items():
+        if label not in labels.get(axis, ()):
+            raise ConfigError(f"skip: there is no {axis} = {label}")
+    return named
+
+
+def make_cell(
+    labels: dict[str, str],
+    axes: Mapping[str, dict[str, dict[str, Any]]],
+    base: Mapping[str, Any],
+    base_preset: str,
+) -> Cell:
+    own: dict[str, Any] = {}
+    for axis, label in labels.items():
+        twice = own.keys() & axes[axis][label].keys()
+        if twice:
+            raise ConfigError(f"two axes set {sorted(twice)[0]}, the second is {axis} = {label}")
+        own |= axes[axis][label]
+    name = "-".join(labels.values()).replace("/", "_").replace(" ", "_")
+    start = preset(base_preset) if base_preset else RunConfig()
+    try:
+        config = make_config({**base, **own}, start, shared=base.keys() - own.keys())
+    except ConfigError as error:
+        raise ConfigError(f"cell {name}: {error}") from error
+    return Cell(name, labels, config)
+
+
+def check_cells(cells: list[Cell], base: Mapping[str, Any]) -> None:
+    """Refuse an empty grid, cells that are one run, and base settings that no cell uses."""
+    if not cells:
+        raise ConfigError("every cell of the grid is skipped")
+    for key, value in base.items():
+        given = tuple(value) if isinstance(value, list) else value
+        if all(getattr(cell.config, key) != given for cell in cells):
+            raise ConfigError(f"[base] {key} = {value} has no effect in any cell")
+    first: dict[RunConfig, str] = {}
+    for cell in cells:
+        other = first.setdefault(cell.config, cell.name)
+        if other != cell.name:
+            raise ConfigError(f"cells {other} and {cell.name} have the same settings")
+    name, count = Counter(cell.name for cell in cells).most_common(1)[0]
+    if count > 1:
+        raise ConfigError(f"{count} cells are called {name}; give their choices other names")
+
+
+def make_table(given: Any, labels: Mapping[str, tuple[str, ...]]) -> Table:
+    known = ("rows", "columns", "kind", "paper", "reference")
+    if not isinstance(given, dict) or set(given) - set(known):
+        raise ConfigError(f"[table] is a table that may have {', '.join(known)}; got {given!r}")
+    rows, columns = tuple(given.get("rows", ())), given.get("columns", "")
+    for axis in (*rows, columns):
+        if axis not in labels:
+            raise ConfigError(f"[table] rows and columns must name axes, got {axis!r}")
+    shown = {*rows, columns, SEEDS}
+    left = [axis for axis, of_axis in labels.items() if axis not in shown and len(of_axis) > 1]
+    if left:
+        raise ConfigError(f"[table] has no place for axis {left[0]}: only seeds are averaged")
+    return Table(
+        rows,
+        columns,
+        kind=given.get("kind", "accuracy"),
+        paper=given.get("paper", ""),
+        reference=given.get("reference", ""),
+    )

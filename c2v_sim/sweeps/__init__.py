@@ -1,0 +1,1 @@
+"""The shipped sweeps: paper/ and small/, one TOML file each."""
