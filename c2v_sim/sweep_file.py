@@ -41,6 +41,7 @@ from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config, preset
 
 KEYS = ("title", "about", "preset", "base", "axes", "skip", "table")
 SEEDS = "seed"  # the axis that a table averages over
+TABLE_KINDS = ("accuracy", "time", "index")
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Table:
     """How the cells are laid out, and the paper's values beside them."""
 
     rows: tuple[str, ...]  # axes
-    columns: str  # an axis
-    kind: str  # a key of tables.KINDS
+    columns: str  # an axis; empty where the kind has its own columns
+    kind: str  # one of TABLE_KINDS
     paper: str  # an entry of paper_tables.toml, with dots; empty: the paper has none
     reference: str  # the shipped sweep at the paper's scale; what differs from it is said
 
@@ -199,7 +200,12 @@ def make_table(given: Any, labels: Mapping[str, tuple[str, ...]]) -> Table:
     if not isinstance(given, dict) or set(given) - set(known):
         raise ConfigError(f"[table] is a table that may have {', '.join(known)}; got {given!r}")
     rows, columns = tuple(given.get("rows", ())), given.get("columns", "")
-    for axis in (*rows, columns):
+    kind = given.get("kind", "accuracy")
+    if kind not in TABLE_KINDS:
+        raise ConfigError(f"[table] kind must be one of {', '.join(TABLE_KINDS)}; got {kind!r}")
+    if kind != "accuracy" and columns:
+        raise ConfigError(f"[table] of kind {kind} has its own columns; leave out {columns!r}")
+    for axis in (*rows, columns) if kind == "accuracy" else rows:
         if axis not in labels:
             raise ConfigError(f"[table] rows and columns must name axes, got {axis!r}")
     shown = {*rows, columns, SEEDS}
@@ -209,7 +215,7 @@ def make_table(given: Any, labels: Mapping[str, tuple[str, ...]]) -> Table:
     return Table(
         rows,
         columns,
-        kind=given.get("kind", "accuracy"),
+        kind=kind,
         paper=given.get("paper", ""),
         reference=given.get("reference", ""),
     )
