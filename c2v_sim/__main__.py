@@ -5,6 +5,7 @@ import sys
 
 COMMANDS = {
     "run": "one federated run",
+    "sweep": "a grid of runs, and their table",
     "index": "a vector for every client, before training",
     "doctor": "which backends work here, and why others do not",
 }

@@ -27,7 +27,7 @@ from c2v_sim.config import (
     read_toml,
     to_toml,
 )
-from c2v_sim.datasets import load_dataset
+from c2v_sim.datasets import Dataset, load_dataset
 from c2v_sim.embeddings import Embeddings
 from c2v_sim.federation import Federation
 from c2v_sim.interrupt import Interrupt
@@ -52,6 +52,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--print-config", action="store_true", help="show the settings and stop")
     out.add_argument("--out", type=Path, metavar="DIR", help="run directory; must not exist yet")
     out.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
+    out.add_argument("--label", metavar="TEXT", help="what the outputs call these settings")
     settings = out.add_argument_group("settings (defaults: see --print-config)")
     for f in FIELDS.values():
         flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
@@ -80,6 +81,7 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     label = arguments.preset or ("" if arguments.config else "quick")
     base = preset(label) if label else RunConfig()
     label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
+    label = arguments.label or label
     config = make_config(given | typed, base, flags=typed)
     untouched = make_config(given, base)
     changed = [k for k in typed if typed[k] != getattr(untouched, k) and k not in FREE_ON_RESUME]
@@ -108,9 +110,9 @@ def resumed_settings(arguments: argparse.Namespace, typed: dict[str, Any]) -> Ru
     return wanted
 
 
-def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Federation, RunConfig]:
-    """Load the data and deal it to clients; `saved` is the partition of a run to be resumed."""
-    dataset = load_dataset(
+def load_data(config: RunConfig) -> Dataset:
+    """The data set that `config` names."""
+    return load_dataset(
         config.dataset,
         data_dir=Path(config.data_dir) if config.data_dir else None,
         require_real_data=config.require_real_data,
@@ -121,6 +123,11 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
         train_fraction=config.train_fraction,
         seed=config.seed,
     )
+
+
+def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Federation, RunConfig]:
+    """Load the data and deal it to clients; `saved` is the partition of a run to be resumed."""
+    dataset = load_data(config)
     if config.clients_per_domain:
         clients = config.clients_per_domain * len(dataset.domain_names)
         config = dataclasses.replace(config, clients=max(1, clients))

@@ -76,6 +76,11 @@ class Sweep:
     text: str  # the file
 
 
+def cell_folder(out: Path, cell: Cell) -> Path:
+    """The run directory of a cell in the sweep's directory `out`."""
+    return out / "cells" / cell.name
+
+
 def read_sweep(file: str | Path, settings: Mapping[str, Any] | None = None) -> Sweep:
     """The sweep in `file`, a path or a shipped name (small/tau); `settings` go over its [base]."""
     text = sweep_text(file)

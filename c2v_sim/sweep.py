@@ -1,0 +1,173 @@
+"""A grid of runs: `python -m c2v_sim.sweep FILE.toml` (also `c2v-sim sweep`; sweep_file.py).
+
+The directory (--out, or sweeps/<name of the file>) holds
+
+sweep.toml         the sweep, with the settings given by --set
+cells/NAME/        the run directory of each cell; NAME.toml: its settings, NAME.log: what it said,
+                   NAME.failed: where it failed, why
+table.md .csv .json  the results side by side
+shared/            what cells have in common, until all of them are done
+
+The same command goes on with an interrupted sweep and tries failed cells again. Exit codes: 0 all
+cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
+"""
+
+import argparse
+import fnmatch
+import shlex
+import sys
+import threading
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from filelock import FileLock, Timeout
+
+from c2v_sim import run
+from c2v_sim.config import FIELDS, ConfigError
+from c2v_sim.interrupt import Interrupt
+from c2v_sim.run import FREE_ON_RESUME, fail
+from c2v_sim.run_directory import write_text
+from c2v_sim.sweep_file import Cell, Sweep, read_sweep
+from c2v_sim.sweep_runner import Outcome, run_cells
+
+SWEEP, LOCK = "sweep.toml", ".lock"
+# The settings that decide which samples are loaded, and the data sets that a seed takes part in.
+DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size"]
+DATA += ["sample_fraction", "min_samples", "train_fraction"]
+CHOSEN_BY_SEED = ("shakespeare", "domainnet")
+
+
+def parser() -> argparse.ArgumentParser:
+    text = (__doc__ or "").split("\n\n")[0]
+    out = argparse.ArgumentParser(prog="c2v_sim.sweep", description=text)
+    out.add_argument("file", help="a sweep file, or the name of a shipped sweep (small/tau)")
+    out.add_argument("--out", type=Path, metavar="DIR", help="default: sweeps/<name of the file>")
+    out.add_argument("--dry-run", action="store_true", help="list the cells, estimate the time")
+    out.add_argument("--jobs", type=int, metavar="N", help="runs side by side; default: as fits")
+    out.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a setting of all cells, over those in [base]; may be repeated",
+    )
+    out.add_argument("--only", metavar="PATTERN", help="only cells with such a name: 'fedavg-*'")
+    return out
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """`key=value` as TOML has it; a bare word is a text, and a list where one is expected."""
+    settings: dict[str, Any] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {text}: must be KEY=VALUE, such as rounds=3")
+        try:
+            settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            words = tuple[str, ...]
+            is_list = key.strip() in FIELDS and FIELDS[key.strip()].type == words
+            settings[key.strip()] = value.split() if is_list else value
+    return settings
+
+
+def text_with(text: str, settings: dict[str, Any]) -> str:
+    """The sweep file with `settings` in its [base]."""
+    if not settings:
+        return text
+    content = tomllib.loads(text)
+    content["base"] = content.get("base", {}) | settings
+    return f"# with --set {' '.join(settings)}\n" + tomli_w.dumps(content)
+
+
+def check_same(out: Path, sweep: Sweep) -> None:
+    """Refuse to go on with another sweep than the one that `out` holds."""
+    if not (out / SWEEP).exists():
+        if out.exists() and any(p.name != LOCK for p in out.iterdir()):
+            raise ConfigError(f"--out {out} is not empty and holds no {SWEEP}; name another")
+        return
+    saved = {cell.name: cell.config for cell in read_sweep(out / SWEEP).cells}
+    now = {cell.name: cell.config for cell in sweep.cells}
+    differing = [f"cell {name} is not there" for name in now.keys() - saved.keys()]
+    differing += [f"cell {name} is there" for name in saved.keys() - now.keys()]
+    for name in saved.keys() & now.keys():
+        differing += [
+            f"{key} of cell {name} (was {getattr(saved[name], key)}, now {getattr(now[name], key)})"
+            for key in FIELDS
+            if getattr(saved[name], key) != getattr(now[name], key) and key not in FREE_ON_RESUME
+        ]
+    if differing:
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise ConfigError(
+            f"--out {out} holds another sweep: {'; '.join(sorted(differing)[:3])}{more}. "
+            "Name another directory"
+        )
+
+
+def chosen_cells(sweep: Sweep, pattern: str | None) -> list[Cell]:
+    cells = [c for c in sweep.cells if pattern is None or fnmatch.fnmatchcase(c.name, pattern)]
+    if not cells:
+        names = ", ".join(cell.name for cell in sweep.cells[:5])
+        raise ConfigError(f"--only {pattern}: no cell has such a name; cells: {names}, …")
+    return cells
+
+
+def load_data(cells: list[Cell]) -> None:
+    """Every data set once: what is missing is known now, and no two cells make the same cache."""
+    seen = set()
+    for cell in cells:
+        config = cell.config
+        seed = config.seed if config.dataset in CHOSEN_BY_SEED else 0
+        key = (seed, *(getattr(config, name) for name in DATA))
+        if key not in seen:
+            run.load_data(config)
+        seen.add(key)
+
+
+def show_end(sweep: Sweep, out: Path, outcome: Outcome) -> None:
+    """The tables, and what failed."""
+    try:
+        from c2v_sim.tables import write_tables
+    except ImportError:
+        return
+    print(write_tables(sweep, out))
+    for name, why in outcome.failed.items():
+        print(f"failed: {name}: {why}", file=sys.stderr)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    arguments = parser().parse_args(argv)
+    again = shlex.join(["python", "-m", "c2v_sim.sweep", *(argv or sys.argv[1:])])
+    with Interrupt() as interrupt:
+        try:
+            settings = parse_settings(arguments.set)
+            sweep = read_sweep(arguments.file, settings)
+            out = arguments.out or Path("sweeps") / Path(arguments.file).stem
+            cells = chosen_cells(sweep, arguments.only)
+            check_same(out, sweep)
+            load_data(cells)
+        except (ValueError, OSError) as error:
+            return fail(2, str(error))
+        except KeyboardInterrupt:
+            return fail(interrupt.code, f"{interrupt.word} before the first cell")
+        interrupt.stop = threading.Event()
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            with FileLock(out / LOCK, blocking=False):
+                write_text(out / SWEEP, text_with(sweep.text, settings))
+                outcome = run_cells(out, cells, arguments.jobs, interrupt)
+                show_end(sweep, out, outcome)
+        except Timeout:
+            return fail(2, f"{out}: another process runs this sweep; wait for it, or stop it")
+        except OSError as error:
+            return fail(1, f"{error.filename or out}: {error.strerror or error}; again: {again}")
+    if interrupt.stop.is_set():
+        return fail(interrupt.code, f"{interrupt.word}; go on with: {again}")
+    return 1 if outcome.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""Builds, before the cells of a sweep start, the client index that some of them share.
+
+    python -m c2v_sim.sweep_index --config CELL.toml --checkpoint FILE
+
+The index goes to the cache where `c2v_sim.run` finds it (index_cache.py), the checkpoint lets an
+interrupted training go on. Exit codes as those of `c2v_sim.run`.
+"""
+
+import argparse
+import sys
+import threading
+from pathlib import Path
+
+from c2v_sim.cohort import Interrupted, TrainingError
+from c2v_sim.config import RunConfig, make_config, read_toml
+from c2v_sim.federation import Federation
+from c2v_sim.index_cache import cached_index, index_embeddings
+from c2v_sim.index_config import index_settings
+from c2v_sim.interrupt import Interrupt
+from c2v_sim.malloc import keep_freed_memory
+from c2v_sim.progress import IndexProgress
+from c2v_sim.run import build_federation, fail
+
+
+def build(
+    federation: Federation, config: RunConfig, checkpoint: Path, stop: threading.Event
+) -> None:
+    """Put the index that `config` needs into the cache."""
+    settings = index_settings(config)
+    embeddings = index_embeddings(federation, settings, config.data_dir)
+    bar = IndexProgress(settings) if settings.index == "dsa-ign" else None
+    try:
+        cached_index(
+            federation,
+            settings,
+            embeddings,
+            data_dir=config.data_dir,
+            checkpoint=checkpoint,
+            on_point=bar.point if bar else lambda training: None,
+            stop=stop,
+        )
+    finally:
+        if bar:
+            bar.close()
+    checkpoint.unlink(missing_ok=True)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    parser = argparse.ArgumentParser(prog="c2v_sim.sweep_index")
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--checkpoint", type=Path, required=True)
+    arguments = parser.parse_args(argv)
+    keep_freed_memory()
+    with Interrupt() as interrupt:
+        try:
+            federation, config = build_federation(make_config(read_toml(arguments.config)))
+            stop = interrupt.stop = threading.Event()
+            build(federation, config, arguments.checkpoint, stop)
+            return 0
+        except TrainingError as error:
+            return fail(1, str(error))
+        except (Interrupted, KeyboardInterrupt):
+            return fail(interrupt.code, interrupt.word)
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            return fail(2, str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
