@@ -52,6 +52,13 @@ class Federation:
         own = (y[torch.from_numpy(ids)] for ids in self.partition.train)
         return torch.stack([torch.bincount(labels, minlength=classes) for labels in own])
 
+    @property
+    def domain_names(self) -> tuple[str, ...]:
+        """The domains that clients follow, in the order of the accuracies by domain; else none."""
+        known = self.dataset.domain_names
+        found = sorted(set(self.partition.domains or ()))
+        return tuple(known[d] if d < len(known) else str(d) for d in found)
+
     def limited(self, most: int, seed: int) -> Federation:
         """Of each client at most `most` training samples, drawn at random; 0: all of them.
 

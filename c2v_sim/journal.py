@@ -1,8 +1,9 @@
 """The run directory while a run trains: each round's record, and the checkpoints.
 
-rounds.jsonl is written first, then the generation that vouches for it. A write error (a full
-disk) does not end the run: it is said once, tried again at the next checkpoint with everything
-that is still in memory, and `unsaved` says at any time what is not on disk.
+rounds.jsonl is written first, then the generation that vouches for it, then the same rounds as
+rounds.csv; with --tensorboard event files follow every round. A write error (a full disk) does not
+end the run: it is said once, tried again at the next checkpoint with everything that is still in
+memory, and `unsaved` says at any time what is not on disk.
 """
 
 import sys
@@ -13,17 +14,22 @@ from tqdm import tqdm
 
 from c2v_sim import run_directory
 from c2v_sim.checkpoint import load_checkpoint, save_checkpoint
+from c2v_sim.rounds_csv import to_csv
 from c2v_sim.simulator import Result, RoundRecord, Simulator
+from c2v_sim.tensorboard_log import TensorBoardLog
 
 
 class Journal:
     """Keeps `out` in step with `simulator`; `result` has the records of all finished rounds."""
 
-    def __init__(self, out: Path, simulator: Simulator) -> None:
+    def __init__(self, out: Path, simulator: Simulator, *, tensorboard: bool = False) -> None:
         self.out, self.simulator, self.result = out, simulator, Result()
+        self.tensorboard = tensorboard
+        self.log: TensorBoardLog | None = None  # from `resume` on
         self.saved_rounds = 0  # whose records are in rounds.jsonl
         self.torn = False  # rounds.jsonl is to be written anew
         self.saved_state = 0  # the round of the newest checkpoint
+        self.saved_table = -1  # the last round in rounds.csv; -1: of what is there nothing is known
         self.error: OSError | None = None  # since which not everything is on disk
 
     def resume(self) -> None:
@@ -36,19 +42,29 @@ class Journal:
         self.saved_state = self.saved_rounds = self.simulator.round
         self.torn = rounds.exists() and rounds.read_bytes() != b"".join(lines)
         self._try(self._save)
+        self._try(self._save_table)
+        if self.tensorboard:
+            self.log = TensorBoardLog(self.out, self.simulator, self.result.records)
+
+    def close(self) -> None:
+        """No round comes any more."""
+        if self.log is not None:
+            self.log.close()
 
     def round(self, record: RoundRecord) -> None:
         """Take a finished round's record, and make a checkpoint where one is due."""
         self.result.records.append(record)
         if not self.torn:
             self._try(self._append)
+        if self.log is not None:
+            self.log.round(record)
         if record.round % self.simulator.config.checkpoint_every == 0:
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Put everything on disk that is not there yet."""
         failed = self.error
-        if not self._try(self._save):
+        if not all([self._try(self._save), self._try(self._save_table)]):
             return
         self.error = None
         if failed is not None:
@@ -61,6 +77,8 @@ class Journal:
             out.append(f"the records of rounds {self.saved_rounds + 1} to {done}")
         if self.saved_state < done:
             out.append(f"the state after round {done} ({self.goes_on()})")
+        if self.saved_table != done:
+            out.append(f"{run_directory.TABLE} (the records are in {run_directory.ROUNDS})")
         return out
 
     def goes_on(self) -> str:
@@ -85,6 +103,13 @@ class Journal:
             checkpoints = self.out / run_directory.CHECKPOINTS
             save_checkpoint(checkpoints, self.simulator, self.out / run_directory.ROUNDS)
             self.saved_state = done
+
+    def _save_table(self) -> None:
+        if self.saved_table != self.simulator.round:
+            domains = self.simulator.federation.domain_names
+            text = to_csv(self.result.records, domains)
+            run_directory.write_text(self.out / run_directory.TABLE, text)
+            self.saved_table = self.simulator.round
 
     def _try(self, write: Callable[[], None]) -> bool:
         try:

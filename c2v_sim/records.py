@@ -7,6 +7,7 @@ from torch import Tensor
 
 from c2v_sim.evaluation import Accuracy
 
+STAGES = ("sample", "train", "aggregate", "evaluate")  # of a round, in order
 MOST_SCORES = 1000  # clients; beyond, a record leaves the scores out: a line must stay readable
 
 
@@ -24,7 +25,7 @@ class RoundRecord:
     accuracy_worst10: float | None
     accuracy_global: float | None
     accuracy_domains: list[float] | None
-    seconds: dict[str, float]  # sample, train, aggregate, evaluate
+    seconds: dict[str, float]  # of each of STAGES
     scores: list[float] | None = None  # s [M], where an index steers
     history: list[float] | None = None  # H [M], likewise
 
@@ -62,7 +63,6 @@ def make_record(
     """The record of round `t`; seconds are those of the four stages."""
     if len(scores if scores is not None else ()) > MOST_SCORES:
         scores = history = None
-    stages = ("sample", "train", "aggregate", "evaluate")
     return RoundRecord(
         dataset=dataset,
         round=t,
@@ -74,7 +74,7 @@ def make_record(
         accuracy_worst10=result.worst10 if result else None,
         accuracy_global=result.whole if result else None,
         accuracy_domains=list(result.domains) if result and result.domains else None,
-        seconds={name: round(float(s), 4) for name, s in zip(stages, seconds, strict=True)},
+        seconds={name: round(float(s), 4) for name, s in zip(STAGES, seconds, strict=True)},
         scores=None if scores is None else [round(v, 6) for v in scores.tolist()],
         history=None if history is None else [round(v, 6) for v in history.tolist()],
     )

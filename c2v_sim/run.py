@@ -39,6 +39,7 @@ from c2v_sim.progress import Progress, percent
 from c2v_sim.records import Result
 from c2v_sim.run_index import bring_index, prepare_index
 from c2v_sim.simulator import Simulator
+from c2v_sim.tensorboard_log import FOLDER, summary_writer
 
 # Settings that change where and how fast a run goes, not its result: a resume may change them.
 FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every", "state_memory"}
@@ -53,6 +54,11 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--out", type=Path, metavar="DIR", help="run directory; must not exist yet")
     out.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
     out.add_argument("--label", metavar="TEXT", help="what the outputs call these settings")
+    out.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help=f"write event files for TensorBoard into <run directory>/{FOLDER}",
+    )
     settings = out.add_argument_group("settings (defaults: see --print-config)")
     for f in FIELDS.values():
         flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
@@ -168,6 +174,8 @@ def prepare(
 ) -> tuple[Simulator, Embeddings | None, Path, str]:
     """Everything that can go wrong with the input goes wrong here, before a file is written."""
     config, label = settings_of(arguments)
+    if arguments.tensorboard:
+        summary_writer()  # refused here where the package is missing
     out: Path | None = arguments.resume or arguments.out
     if arguments.out is not None and arguments.out.exists():
         raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
@@ -304,6 +312,8 @@ def execute(
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
         done = f"{interrupt.word} after round {simulator.round}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
+    finally:
+        journal.close()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -325,7 +335,8 @@ def main(argv: list[str] | None = None) -> int:
             if not arguments.resume:
                 command = shlex.join(["python", "-m", "c2v_sim.run", *(argv or sys.argv[1:])])
                 run_directory.create_run_directory(out, simulator, label, command)
-            return execute(simulator, embeddings, Journal(out, simulator), label, interrupt)
+            journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
+            return execute(simulator, embeddings, journal, label, interrupt)
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:

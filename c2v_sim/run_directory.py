@@ -5,6 +5,8 @@ manifest.json      data source and hash, partition, evaluation, versions, commit
 partition.npz      which sample belongs to which client
 index.safetensors  the client index, where one steers the run
 rounds.jsonl       one record a round, written as soon as the round is done
+rounds.csv         the same as a table (rounds_csv.py), written with every checkpoint
+tensorboard/       the same as event files, with --tensorboard (tensorboard_log.py)
 checkpoints/       where `--resume` goes on: the two newest generations (checkpoint.py)
 model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
 """
@@ -40,6 +42,7 @@ from c2v_sim.simulator import Simulator
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 ROUNDS, CHECKPOINTS, RESULT = "rounds.jsonl", "checkpoints", "result.json"
 MODEL, PICTURE, INDEX = "model.safetensors", "accuracy.png", "index.safetensors"
+TABLE = "rounds.csv"
 
 
 def create_run_directory(path: Path, simulator: Simulator, label: str, command: str) -> None:

@@ -27,6 +27,8 @@ from safetensors.torch import load_file
 from c2v_sim import index, index_checkpoint, index_training, run
 from c2v_sim.datasets import default_data_dir
 from c2v_sim.progress import Progress
+from c2v_sim.rounds_csv import to_csv
+from c2v_sim.run_directory import parse_rounds
 from c2v_sim.simulator import Simulator
 from c2v_sim.tensor_file import checksum
 
@@ -147,7 +149,9 @@ def bits(out: Path) -> dict:
     if (out / "model.safetensors").exists():
         found["model"] = sha256(out / "model.safetensors")
     if (out / "rounds.jsonl").exists():
-        records = map(json.loads, (out / "rounds.jsonl").read_text().splitlines())
+        lines = (out / "rounds.jsonl").read_bytes().splitlines()
+        found["table agrees"] = (out / "rounds.csv").read_text() == to_csv(parse_rounds(lines))
+        records = map(json.loads, lines)
         found["records"] = [{k: v for k, v in r.items() if k != "seconds"} for r in records]
     if (out / "result.json").exists():
         result = json.loads((out / "result.json").read_text())
