@@ -1,4 +1,4 @@
-"""Stage 6: who trains this round. A policy maps (seed, round, sizes, k) to ascending ids.
+"""Stage 6: who trains this round. A policy maps (seed, round, sizes [M], k) to k client ids.
 
 Each client draws one Gumbel variate and the k largest keys are taken: the same stream that
 similarity-steered sampling adds its scores to, so all begin alike.
@@ -8,6 +8,7 @@ similarity-steered sampling adds its scores to, so all begin alike.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -30,5 +31,24 @@ def by_size(seed: int, round: int, sizes: np.ndarray, k: int) -> np.ndarray:
     return ops.sample_cohort(np.log(sizes), k, rng=rng(seed, SAMPLING, round)).numpy()
 
 
+def checked_cohort(chosen: Any, round: int, clients: int, k: int) -> np.ndarray:  # int64 [k]
+    """A policy's answer in ascending order; ValueError unless it is k different clients."""
+    ids = np.asarray(chosen)
+    if ids.dtype.kind not in "iu" or ids.shape != (k,):
+        raise ValueError(
+            f"sampler, round {round}: {k} client ids are needed, an integer array [{k}], got "
+            f"{ids.dtype} {list(ids.shape)}"
+        )
+    ids = np.sort(ids.astype(np.int64))
+    if ids[0] < 0 or ids[-1] >= clients:
+        raise ValueError(
+            f"sampler, round {round}: client ids must be in 0..{clients - 1}, got {ids.tolist()}"
+        )
+    if (ids[1:] == ids[:-1]).any():
+        raise ValueError(f"sampler, round {round}: the {k} clients must differ, got {ids.tolist()}")
+    return ids
+
+
+# What a user writes may keep state, if it is an object; `checked_cohort` looks at each answer.
 Policy = Callable[[int, int, np.ndarray, int], np.ndarray]
 SAMPLERS: dict[str, Policy] = {"uniform": uniform, "size": by_size}

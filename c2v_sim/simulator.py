@@ -5,7 +5,7 @@
         print(record.round, record.accuracy)
 
 Embedding projects pass their own parts: Simulator(federation, config, model=my_module,
-algorithm=MyAlgorithm(), index=my_index).
+algorithm=MyAlgorithm(), sampler=my_policy, index=my_index).
 """
 
 import threading
@@ -37,7 +37,7 @@ from c2v_sim.models import logits
 from c2v_sim.optimisers import Sgd
 from c2v_sim.records import Result, RoundRecord, make_record
 from c2v_sim.resident import ResidentData
-from c2v_sim.sampling import SAMPLERS, cohort_size
+from c2v_sim.sampling import SAMPLERS, Policy, checked_cohort, cohort_size
 from c2v_sim.stacked import stackable, train_stacked
 from c2v_sim.steering import Steering
 from c2v_sim.threads import choose_device
@@ -55,16 +55,23 @@ class Simulator:
         *,
         model: nn.Module | None = None,
         algorithm: Algorithm | None = None,
+        sampler: Policy | None = None,
         index: ClientIndex | None = None,
         scratch: Path | None = None,
     ) -> None:
         """`config.clients`, dataset and partition fields are taken from `federation` instead.
 
+        sampler: who trains, instead of `config.sampling`: (seed, round, sizes [M], k) -> k ids.
         index: what the improvements of the config use; without one, it is built before the first
         round, or `use_index` brings it. scratch: folder for client state beyond the memory.
         """
         self.federation, self.config = federation, config or RunConfig()
         config, dataset, partition = self.config, federation.dataset, federation.partition
+        if sampler is not None and "sampling" in config.improve:
+            raise ValueError(
+                "Simulator: a sampler and improve = sampling both choose the cohort; leave one out"
+            )
+        self.sampler = sampler or SAMPLERS[config.sampling]
         self.device = choose_device(config.device)
         self.stop = threading.Event()  # set it to end `rounds` after the steps in flight
         self.algorithm = algorithm or ALGORITHMS[config.algorithm](config)
@@ -262,8 +269,9 @@ class Simulator:
         """The cohort's ids, ascending."""
         if self.steering and "sampling" in self.steering.improve:
             return self.steering.cohort(t)
-        sampler = SAMPLERS[self.config.sampling]
-        return sampler(self.config.seed, t, self.federation.partition.sizes, self.cohort_size)
+        sizes = self.federation.partition.sizes
+        chosen = self.sampler(self.config.seed, t, sizes, self.cohort_size)
+        return checked_cohort(chosen, t, len(sizes), self.cohort_size)
 
     def _weights(self, clients: np.ndarray, history: Tensor | None) -> Tensor:
         """The cohort's aggregation weights, float64 [k]."""

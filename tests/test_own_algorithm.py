@@ -1,4 +1,4 @@
-"""A user's own algorithm works, is short and is what it says."""
+"""examples/own_algorithm.py: a user's own algorithm works, is short and is what it says."""
 
 import ast
 import copy
