@@ -22,7 +22,7 @@ def test_every_kernel_has_an_operator_a_test_and_a_benchmark():
     assert fused <= {n.removeprefix("bench_") for n in names("bench")}
 
 
-@pytest.mark.parametrize("text", [c2v_sim.__doc__, (ROOT / "README.md").read_text()])
+@pytest.mark.parametrize("text", [c2v_sim.__doc__, (ROOT / "docs/concepts.md").read_text()])
 def test_the_stages_named_are_files(text):
     stages = set(re.findall(r"^\W*\d+[abc]?\W+(\w+\.py)", text, flags=re.MULTILINE))
     assert len(stages) >= 8
