@@ -75,11 +75,10 @@ def check_fits(device: torch.device, parts: dict[str, int]) -> None:
         )
 
 
-def row_budget(device: torch.device, limit_gb: float, reserved: int, folder: Path | None) -> Budget:
-    """What client rows may take: `limit_gb` GB in all, or by itself half of what is left."""
-    host = psutil.virtual_memory().available - (reserved if device.type == "cpu" else 0)
-    on_device = free_memory(device) - reserved if device.type == "cuda" else 0
-    budget = Budget(max(0, on_device // 2), max(0, host // 2), folder)
+def row_budget(device: torch.device, limit_gb: float, folder: Path | None) -> Budget:
+    """What client rows may take: half of what is free, and at most `limit_gb` GB where given."""
+    on_device = free_memory(device) if device.type == "cuda" else 0
+    budget = Budget(on_device // 2, psutil.virtual_memory().available // 2, folder)
     if limit_gb:
         limit = int(limit_gb * 1e9)
         on_device = min(budget.device, limit)

@@ -106,7 +106,7 @@ class Simulator:
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
         self._server_state: dict[str, Tensor] = {}
         self._client_rows: dict[str, ClientRows] = {}
-        self._budget = memory.row_budget(self.device, config.state_memory, 0, scratch)
+        self._budget = memory.row_budget(self.device, config.state_memory, scratch)
         self.algorithm.start(self)
         self.classifiers = self._build_classifier_index()
         participants = min(partition.clients, config.rounds * self.cohort_size)
