@@ -10,6 +10,7 @@ import json
 import shlex
 import sys
 import traceback
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,10 @@ from c2v_sim.config import (
     to_toml,
 )
 from c2v_sim.datasets import Dataset, load_dataset
+from c2v_sim.directory_lock import in_use
 from c2v_sim.embeddings import Embeddings
 from c2v_sim.federation import Federation
+from c2v_sim.first_cohort import FirstCohort
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.journal import Journal
 from c2v_sim.malloc import keep_freed_memory
@@ -58,6 +61,12 @@ def parser() -> argparse.ArgumentParser:
         "--tensorboard",
         action="store_true",
         help=f"write event files for TensorBoard into <run directory>/{FOLDER}",
+    )
+    out.add_argument(
+        "--first-cohort",
+        type=Path,
+        metavar="DIR",
+        help="share round 1 with runs that begin alike: read it there, or leave it there",
     )
     settings = out.add_argument_group("settings (defaults: see --print-config)")
     for f in FIELDS.values():
@@ -200,7 +209,7 @@ def check_same_data(folder: Path, federation: Federation) -> None:
         )
 
 
-def train(simulator: Simulator, journal: Journal) -> None:
+def train(simulator: Simulator, journal: Journal, first: FirstCohort | None) -> None:
     """All remaining rounds, each recorded as it ends; a checkpoint at the end or when stopped.
 
     After a failure no checkpoint is made: the last one is good, the state now may not be.
@@ -208,6 +217,8 @@ def train(simulator: Simulator, journal: Journal) -> None:
     bar = Progress(simulator.config.rounds, simulator.cohort_size, done=simulator.round)
     try:
         for record in simulator.rounds(bar.client):
+            if first is not None and record.round == 1:
+                record = first.finish(record, journal.out)
             journal.round(record)
             bar.round(record)
         journal.checkpoint()
@@ -293,6 +304,7 @@ def execute(
     journal: Journal,
     label: str,
     interrupt: Interrupt,
+    first: FirstCohort | None,
 ) -> int:
     """Train in a run directory that exists; the exit code."""
     again = resume_command(journal.out)
@@ -300,7 +312,7 @@ def execute(
         bring_index(simulator, journal.out, embeddings)
         journal.resume()
         show_start(simulator, journal.out, label)
-        train(simulator, journal)
+        train(simulator, journal, first)
         return finish(journal, label)
     except CheckpointError as error:
         return fail(2, str(error))
@@ -320,12 +332,16 @@ def main(argv: list[str] | None = None) -> int:
     """Run the command; the exit code."""
     arguments = parser().parse_args(argv)
     keep_freed_memory()
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, ExitStack() as held:
         try:
             if arguments.print_config:
                 print(to_toml(settings_of(arguments)[0]), end="")
                 return 0
+            if arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
+                held.enter_context(in_use(arguments.resume))
             simulator, embeddings, out, label = prepare(arguments)
+            folder = arguments.first_cohort
+            first = FirstCohort(folder, simulator) if folder else None
             interrupt.stop = simulator.stop
         except (ValueError, OSError) as error:
             return fail(2, str(error))
@@ -335,8 +351,9 @@ def main(argv: list[str] | None = None) -> int:
             if not arguments.resume:
                 command = shlex.join(["python", "-m", "c2v_sim.run", *(argv or sys.argv[1:])])
                 run_directory.create_run_directory(out, simulator, label, command)
+                held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
-            return execute(simulator, embeddings, journal, label, interrupt)
+            return execute(simulator, embeddings, journal, label, interrupt, first)
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:

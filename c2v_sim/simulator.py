@@ -101,7 +101,8 @@ class Simulator:
             augment=config.augment == "crop-flip",
         )
         stacked = stackable(self.model, self.how, self.algorithm, self.cohort_size)
-        self._train = train_stacked if stacked else train_cohort
+        # Of stage 2 below; a run that shares its first cohort puts itself between.
+        self.train: Callable[..., Tensor] = train_stacked if stacked else train_cohort
         self.round = 0  # rounds finished
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
         self._server_state: dict[str, Tensor] = {}
@@ -237,7 +238,7 @@ class Simulator:
         clock.append(time.perf_counter())
         # 2 local training
         self.algorithm.before_round(self, t, clients)
-        losses = self._train(
+        losses = self.train(
             self.lanes,
             self.server,
             self.cohort,

@@ -22,21 +22,17 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from filelock import FileLock, Timeout
 
-from c2v_sim import run
 from c2v_sim.config import FIELDS, ConfigError
+from c2v_sim.directory_lock import LOCK, in_use
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.run import FREE_ON_RESUME, fail
 from c2v_sim.run_directory import write_text
 from c2v_sim.sweep_file import Cell, Sweep, read_sweep
-from c2v_sim.sweep_runner import Outcome, run_cells
+from c2v_sim.sweep_memory import memory_needs
+from c2v_sim.sweep_runner import Runner, how_many
 
-SWEEP, LOCK = "sweep.toml", ".lock"
-# The settings that decide which samples are loaded, and the data sets that a seed takes part in.
-DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size"]
-DATA += ["sample_fraction", "min_samples", "train_fraction"]
-CHOSEN_BY_SEED = ("shakespeare", "domainnet")
+SWEEP = "sweep.toml"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -114,26 +110,14 @@ def chosen_cells(sweep: Sweep, pattern: str | None) -> list[Cell]:
     return cells
 
 
-def load_data(cells: list[Cell]) -> None:
-    """Every data set once: what is missing is known now, and no two cells make the same cache."""
-    seen = set()
-    for cell in cells:
-        config = cell.config
-        seed = config.seed if config.dataset in CHOSEN_BY_SEED else 0
-        key = (seed, *(getattr(config, name) for name in DATA))
-        if key not in seen:
-            run.load_data(config)
-        seen.add(key)
-
-
-def show_end(sweep: Sweep, out: Path, outcome: Outcome) -> None:
+def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
     """The tables, and what failed."""
     try:
         from c2v_sim.tables import write_tables
     except ImportError:
         return
     print(write_tables(sweep, out))
-    for name, why in outcome.failed.items():
+    for name, why in failed.items():
         print(f"failed: {name}: {why}", file=sys.stderr)
 
 
@@ -148,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
             out = arguments.out or Path("sweeps") / Path(arguments.file).stem
             cells = chosen_cells(sweep, arguments.only)
             check_same(out, sweep)
-            load_data(cells)
+            needs = memory_needs(cells)
         except (ValueError, OSError) as error:
             return fail(2, str(error))
         except KeyboardInterrupt:
@@ -156,17 +140,18 @@ def main(argv: list[str] | None = None) -> int:
         interrupt.stop = threading.Event()
         try:
             out.mkdir(parents=True, exist_ok=True)
-            with FileLock(out / LOCK, blocking=False):
+            with in_use(out):
                 write_text(out / SWEEP, text_with(sweep.text, settings))
-                outcome = run_cells(out, cells, arguments.jobs, interrupt)
-                show_end(sweep, out, outcome)
-        except Timeout:
-            return fail(2, f"{out}: another process runs this sweep; wait for it, or stop it")
+                runner = Runner(out, cells, arguments.jobs or how_many(cells), interrupt, needs)
+                runner.run()
+                show_end(sweep, out, runner.failed)
+        except ValueError as error:
+            return fail(2, str(error))
         except OSError as error:
             return fail(1, f"{error.filename or out}: {error.strerror or error}; again: {again}")
     if interrupt.stop.is_set():
         return fail(interrupt.code, f"{interrupt.word}; go on with: {again}")
-    return 1 if outcome.failed else 0
+    return 1 if runner.failed else 0
 
 
 if __name__ == "__main__":

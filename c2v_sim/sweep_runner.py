@@ -6,10 +6,13 @@ import json
 import shlex
 import shutil
 import sys
+import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from c2v_sim.config import RunConfig, to_toml
+from c2v_sim.first_cohort import likely_group
 from c2v_sim.index import DATA
 from c2v_sim.index_config import index_settings
 from c2v_sim.interrupt import Interrupt
@@ -17,18 +20,12 @@ from c2v_sim.progress import percent
 from c2v_sim.run_directory import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.sweep_file import Cell, cell_folder
 from c2v_sim.sweep_jobs import Job, run_jobs
+from c2v_sim.sweep_progress import SweepProgress, duration, rounds_done
 from c2v_sim.threads import choose_device, usable_cores
 
 SHARED = "shared"
+SECONDS_BETWEEN_LINES = 15.0  # about an index that is being built
 PYTHON = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m"]
-
-
-@dataclass
-class Outcome:
-    """What became of the cells: done, and failed with the reason."""
-
-    done: list[str] = field(default_factory=list)
-    failed: dict[str, str] = field(default_factory=dict)
 
 
 def beside(out: Path, cell: Cell, ending: str) -> Path:
@@ -56,6 +53,17 @@ def index_key(config: RunConfig) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
+def index_users(out: Path, cells: list[Cell]) -> dict[str, list[Cell]]:
+    """The cells that wait for each index that is still to be built."""
+    users: dict[str, list[Cell]] = {}
+    for cell in cells:
+        key = index_key(cell.config)
+        mark = out / SHARED / f"index-{key}.done"
+        if key and not (cell_folder(out, cell) / INDEX).exists() and not mark.exists():
+            users.setdefault(key, []).append(cell)
+    return users
+
+
 def lanes_of(config: RunConfig) -> int:
     """On a CPU one lane a cell: cells side by side keep the cores busier than lanes do."""
     return config.lanes or (1 if choose_device(config.device).type == "cpu" else 0)
@@ -68,90 +76,113 @@ def how_many(cells: list[Cell]) -> int:
     return max(1, usable_cores() // max(lanes_of(cell.config) for cell in cells))
 
 
-def run_cells(out: Path, cells: list[Cell], jobs: int | None, interrupt: Interrupt) -> Outcome:
-    """Run what is not done yet."""
-    outcome = Outcome(done=[c.name for c in cells if state(out, c) == "done"])
-    todo = [cell for cell in cells if cell.name not in outcome.done]
-    (out / "cells").mkdir(exist_ok=True)
-    (out / SHARED).mkdir(exist_ok=True)
-    for cell in todo:
-        write_text(beside(out, cell, "toml"), to_toml(cell.config))
-    if outcome.done:
-        say(f"{len(outcome.done)} of {len(cells)} cells are done already")
-    todo = build_indices(out, todo, interrupt, outcome)
+@dataclass
+class Runner:
+    """Runs the `cells` of the sweep in `out` that are not done; `failed`: cell -> why."""
 
-    def ended(job: Job, code: int) -> None:
+    out: Path
+    cells: list[Cell]
+    at_once: int
+    interrupt: Interrupt
+    needs: dict[str, int]  # cell -> bytes of memory, expected
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> None:
+        done = [cell for cell in self.cells if state(self.out, cell) == "done"]
+        todo = [cell for cell in self.cells if cell not in done]
+        for folder in ("cells", SHARED):
+            (self.out / folder).mkdir(exist_ok=True)
+        for cell in todo:
+            write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
+            beside(self.out, cell, "failed").unlink(missing_ok=True)
+        self.progress = SweepProgress(self.out, self.cells, len(done), self.at_once)
+        if done:
+            self.progress.say(f"{len(done)} of {len(self.cells)} cells are done already")
+        try:
+            self._build_indices(todo)
+            self._run_cells([cell for cell in todo if cell.name not in self.failed])
+        finally:
+            self.progress.close()
+        if not self.failed and not self.stopped:
+            shutil.rmtree(self.out / SHARED, ignore_errors=True)
+
+    @property
+    def stopped(self) -> bool:
+        return self.interrupt.stop is not None and self.interrupt.stop.is_set()
+
+    def _run_cells(self, cells: list[Cell]) -> None:
+        groups = {cell.name: likely_group(cell.config) for cell in self.cells}
+        counts = Counter(groups.values())
+
+        def ready(job: Job, running: list[Job]) -> bool:
+            """Not while another one trains the first cohort that this one could take over."""
+            alike = [other for other in running if groups[other.name] == groups[job.name]]
+            return not any(rounds_done(self.out, other.about) == 0 for other in alike)
+
+        jobs = [self._job(cell, shares=counts[groups[cell.name]] > 1) for cell in cells]
+        look = self.progress.look
+        run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, look=look, ready=ready)
+
+    def _job(self, cell: Cell, shares: bool) -> Job:
+        folder = cell_folder(self.out, cell)
+        command = [*PYTHON, "c2v_sim.run"]
+        if (folder / CONFIG).exists():
+            command += ["--resume", str(folder)]
+        else:
+            command += ["--config", str(beside(self.out, cell, "toml")), "--out", str(folder)]
+            command += ["--label", f"sweep {self.out.resolve().name}, cell {cell.name}"]
+        command += ["--lanes", str(lanes_of(cell.config))]
+        if shares:
+            command += ["--first-cohort", str(self.out / SHARED)]
+        log = beside(self.out, cell, "log")
+        return Job(cell.name, command, log, about=cell, needs=self.needs.get(cell.name, 0))
+
+    def _cell_ended(self, job: Job, code: int) -> None:
         cell: Cell = job.about
-        if code == 0 and (cell_folder(out, cell) / RESULT).exists():
-            outcome.done.append(cell.name)
-            result = json.loads((cell_folder(out, cell) / RESULT).read_text())
-            say(
-                f"{cell.name}: best {percent(result['best_accuracy'])}, {job.seconds:.0f} s, "
-                f"{len(outcome.done)} of {len(cells)}"
-            )
-        elif not (interrupt.stop and interrupt.stop.is_set()):
-            mark_failed(out, cell, job, code, outcome)
+        file = cell_folder(self.out, cell) / RESULT
+        if code == 0 and file.exists():
+            best = json.loads(file.read_text())["best_accuracy"]
+            self.progress.cell_done(cell, job.seconds, percent(best))
+        elif not self.stopped:
+            self._mark_failed(cell, job, code)
 
-    waiting = [cell_job(out, cell) for cell in todo]
-    run_jobs(waiting, jobs or how_many(cells), interrupt, ended=ended)
-    if not outcome.failed and not (interrupt.stop and interrupt.stop.is_set()):
-        shutil.rmtree(out / SHARED, ignore_errors=True)
-    return outcome
+    def _build_indices(self, cells: list[Cell]) -> None:
+        """One at a time and before the cells: the training of an index keeps all cores busy
+        with short steps, and loses much to whoever shares them."""
+        jobs = []
+        for key, using in index_users(self.out, cells).items():
+            stem = str(self.out / SHARED / f"index-{key}")
+            command = [*PYTHON, "c2v_sim.sweep_index", "--checkpoint", f"{stem}.safetensors"]
+            command += ["--config", str(beside(self.out, using[0], "toml"))]
+            jobs.append(Job(key, command, Path(f"{stem}.log"), about=using))
+        shown = time.monotonic()
 
+        def look(running: list[Job]) -> None:
+            nonlocal shown
+            if running and time.monotonic() - shown > SECONDS_BETWEEN_LINES:
+                shown = time.monotonic()
+                lines = [line for line in running[0].tail(1) if "ETA" in line]
+                self.progress.say(f"index {named(running[0].about)}: {' '.join(lines)}")
 
-def cell_job(out: Path, cell: Cell) -> Job:
-    beside(out, cell, "failed").unlink(missing_ok=True)
-    folder = cell_folder(out, cell)
-    command = [*PYTHON, "c2v_sim.run"]
-    if (folder / CONFIG).exists():
-        command += ["--resume", str(folder)]
-    else:
-        command += ["--config", str(beside(out, cell, "toml")), "--out", str(folder)]
-        command += ["--label", f"sweep {out.name}, cell {cell.name}"]
-    command += ["--lanes", str(lanes_of(cell.config))]
-    return Job(cell.name, command, beside(out, cell, "log"), about=cell)
+        def ended(job: Job, code: int) -> None:
+            if code == 0:
+                job.log.with_suffix(".done").touch()
+                self.progress.say(f"index {named(job.about)}: {duration(job.seconds)}")
+            elif not self.stopped:
+                for cell in job.about:
+                    self._mark_failed(cell, job, code)
 
+        run_jobs(jobs, 1, self.interrupt, ended=ended, look=look)
 
-def build_indices(out: Path, cells: list[Cell], interrupt: Interrupt, outcome: Outcome):
-    """Every index that `cells` need, one at a time; the cells whose index did not fail.
-
-    One at a time and before the cells: the training of an index uses all cores at a fine grain.
-    """
-    users: dict[str, list[Cell]] = {}
-    for cell in cells:
-        key = index_key(cell.config)
-        if key and not (cell_folder(out, cell) / INDEX).exists():
-            users.setdefault(key, []).append(cell)
-    marks = {key: out / SHARED / f"index-{key}.done" for key in users}
-    jobs = []
-    for key, using in users.items():
-        if not marks[key].exists():
-            config = beside(out, using[0], "toml")
-            command = [*PYTHON, "c2v_sim.sweep_index", "--config", str(config)]
-            command += ["--checkpoint", str(out / SHARED / f"index-{key}.safetensors")]
-            jobs.append(Job(key, command, out / SHARED / f"index-{key}.log", about=using))
-    lost: set[str] = set()
-
-    def ended(job: Job, code: int) -> None:
-        if code == 0:
-            marks[job.name].touch()
-            say(f"index of {len(job.about)} cells ({job.about[0].name}, …): {job.seconds:.0f} s")
-        elif not (interrupt.stop and interrupt.stop.is_set()):
-            for cell in job.about:
-                mark_failed(out, cell, job, code, outcome)
-                lost.add(cell.name)
-
-    run_jobs(jobs, 1, interrupt, ended=ended)
-    return [cell for cell in cells if cell.name not in lost]
+    def _mark_failed(self, cell: Cell, job: Job, code: int) -> None:
+        tail = job.tail()
+        self.failed[cell.name] = tail[-1] if tail else f"exit code {code}"
+        facts = {"command": shlex.join(job.command), "exit_code": code, "log": tail}
+        write_text(beside(self.out, cell, "failed"), to_json(facts))
+        self.progress.gave_up(cell)
+        self.progress.say(f"{cell.name}  FAILED with exit code {code}, see {job.log}")
 
 
-def mark_failed(out: Path, cell: Cell, job: Job, code: int, outcome: Outcome) -> None:
-    tail = job.tail()
-    outcome.failed[cell.name] = tail[-1] if tail else f"exit code {code}"
-    facts = {"command": shlex.join(job.command), "exit_code": code, "log": tail}
-    write_text(beside(out, cell, "failed"), to_json(facts))
-    say(f"{cell.name}: FAILED with exit code {code}: {outcome.failed[cell.name]}")
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def named(cells: list[Cell]) -> str:
+    more = f" and {len(cells) - 1} more" if len(cells) > 1 else ""
+    return f"of {cells[0].name}{more}"

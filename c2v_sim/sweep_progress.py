@@ -1,0 +1,121 @@
+"""Progress of a sweep on standard error: a live bar in a terminal, plain lines elsewhere.
+
+The time left is that of the rounds to come, each at the pace of finished and running cells of the
+same kind; a kind that nobody has seen yet counts as the mean of the others.
+"""
+
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from c2v_sim.config import RunConfig
+from c2v_sim.run_directory import ROUNDS
+from c2v_sim.sweep_file import Cell, cell_folder
+from c2v_sim.sweep_jobs import Job
+
+# What decides how long a round takes.
+KIND = ["dataset", "train_size", "clients", "clients_per_domain", "model", "algorithm"]
+KIND += ["participation", "local_epochs", "batch_size", "eval_every"]
+SECONDS_BETWEEN_LOOKS = 1.0
+
+
+def kind(config: RunConfig) -> tuple[Any, ...]:
+    """The same for runs whose rounds take equally long."""
+    return ("local" in config.improve, *(getattr(config, name) for name in KIND))
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: 40 s, 12 min, 3.5 h."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def rounds_done(out: Path, cell: Cell) -> int:
+    file = cell_folder(out, cell) / ROUNDS
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+class SweepProgress:
+    """Watches the cells in `out`; `at_once` is how many run side by side."""
+
+    def __init__(
+        self, out: Path, cells: list[Cell], done: int, at_once: int, stream: TextIO | None = None
+    ) -> None:
+        self.out, self.cells, self.done, self.at_once = out, cells, done, at_once
+        self.stream = stream or sys.stderr
+        self.last = 0.0
+        self.paces: dict[tuple[Any, ...], list[float]] = {}  # seconds a round
+        self.begun = {cell.name: rounds_done(out, cell) for cell in cells}
+        self.rounds = dict(self.begun)  # rounds done
+        self.bar = None
+        if self.stream.isatty():
+            tqdm.monitor_interval = 0  # no thread: processes are forked
+            self.bar = tqdm(
+                total=sum(cell.config.rounds for cell in cells),
+                initial=sum(self.rounds.values()),
+                file=self.stream,
+                dynamic_ncols=True,
+                bar_format="{desc} {percentage:3.0f} %|{bar}| {postfix}",
+            )
+
+    def say(self, line: str) -> None:
+        """A line above the bar."""
+        if self.bar is None:
+            print(line, file=self.stream, flush=True)
+        else:
+            self.bar.write(line, file=self.stream)
+
+    def cell_done(self, cell: Cell, seconds: float, best: str) -> None:
+        self.done += 1
+        self.rounds[cell.name] = cell.config.rounds
+        trained = max(1, cell.config.rounds - self.begun[cell.name])
+        self.paces.setdefault(kind(cell.config), []).append(seconds / trained)
+        left = self.left([])
+        eta = "" if not left else f"  ETA {duration(left)}"
+        count = f"{self.done} of {len(self.cells)}"
+        self.say(f"{cell.name}  best {best}  {duration(seconds)}  {count}{eta}")
+
+    def gave_up(self, cell: Cell) -> None:
+        """The cell has failed: nothing of it is left to do."""
+        self.rounds[cell.name] = cell.config.rounds
+
+    def look(self, running: list[Job]) -> None:
+        """Show where the running cells are."""
+        if self.bar is None or time.monotonic() - self.last < SECONDS_BETWEEN_LOOKS:
+            return
+        self.last = time.monotonic()
+        shown = []
+        for job in running:
+            cell: Cell = job.about
+            self.rounds[cell.name] = rounds_done(self.out, cell)
+            shown.append(f"{cell.name} {self.rounds[cell.name]}/{cell.config.rounds}")
+        left = self.left(running)
+        self.bar.n = sum(self.rounds.values())
+        self.bar.set_description_str(f"{self.done}/{len(self.cells)} cells", refresh=False)
+        eta = f"ETA {duration(left)}  " if left else ""
+        self.bar.set_postfix_str(eta + ", ".join(shown))
+
+    def left(self, running: Iterable[Job]) -> float:
+        """Seconds until all cells are done; 0 while nothing is known."""
+        paces = {k: sum(v) / len(v) for k, v in self.paces.items()}
+        for job in running:
+            trained = self.rounds[job.name] - self.begun[job.name]
+            if trained:
+                paces.setdefault(kind(job.about.config), job.seconds / trained)
+        if not paces:
+            return 0.0
+        mean = sum(paces.values()) / len(paces)
+        each = [
+            (cell.config.rounds - self.rounds[cell.name]) * paces.get(kind(cell.config), mean)
+            for cell in self.cells
+        ]
+        return max(*each, sum(each) / self.at_once) if len(each) > 1 else each[0]
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.close()
