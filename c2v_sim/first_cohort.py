@@ -51,7 +51,7 @@ class FirstCohort:
     def __init__(self, folder: Path, simulator: Simulator) -> None:
         self.folder, self.simulator = folder, simulator
         self.hash = ""  # of a cohort that was taken over
-        self.seconds = 0.0  # that its training took, less those that reading it took
+        self.correction = 0.0  # seconds: + the training elsewhere, - what sharing took here
         self._train = simulator.train
         if simulator.cohort.data.nbytes <= LARGEST:
             simulator.train = self
@@ -65,20 +65,23 @@ class FirstCohort:
         name = self._identity(clients)
         kept = tensor_file.read(self.folder / f"{name}.safetensors")
         if kept is None:
+            start = time.perf_counter()
             losses = self._train(*arguments)
-            self._keep(name, losses, time.perf_counter() - begin)
+            trained = time.perf_counter() - start
+            self._keep(name, losses, trained)
+            self.correction = trained - (time.perf_counter() - begin)
             return losses
         cohort.data.copy_(kept["rows"])
         cohort.integers.copy_(kept["integers"])
         for client in clients.tolist():
             on_client(client)
         self.hash = name
-        self.seconds = kept["seconds"].item() - (time.perf_counter() - begin)
+        self.correction = kept["seconds"].item() - (time.perf_counter() - begin)
         return kept["losses"].to(cohort.data.device)
 
     def finish(self, record: RoundRecord, out: Path) -> RoundRecord:
-        """The record of round 1 with the time of the original training; `out` says it."""
-        took = record.seconds["train"] + (self.seconds if self.hash else 0.0)
+        """The record of round 1 with the time that its training took; the manifest says whose."""
+        took = record.seconds["train"] + self.correction
         try:
             run_directory.note_first_cohort(out, self.hash)
         except OSError as error:  # a full disk does not end a run
