@@ -108,8 +108,7 @@ def embed_dataset(
     if batch_size < 1:
         raise ValueError(f"embed_dataset: batch_size must be at least 1, got {batch_size}")
     samples = _samples(dataset, sample_texts)
-    prompt = character_prompt if isinstance(dataset.x_train, Windows) else label_prompt
-    prompts = list(map(prompt, dataset.class_names) if label_texts is None else label_texts)
+    prompts = _label_prompts(dataset) if label_texts is None else list(label_texts)
     if len(prompts) != dataset.classes:
         raise ValueError(
             f"embed_dataset: label_texts must have one text for each of the {dataset.classes} "
@@ -131,6 +130,17 @@ def embed_dataset(
         data_sha256=dataset.sha256,
         sha256=tensor_file.checksum(tensors),
     )
+
+
+def is_cached(dataset: Dataset, encoder: Encoder, cache_dir: Path | None = None) -> bool:
+    """Whether `embed_dataset` would find these embeddings in the cache."""
+    path = _cache_path(dataset, encoder, None, _label_prompts(dataset), cache_dir)
+    return path is not None and path.exists()
+
+
+def _label_prompts(dataset: Dataset) -> list[str]:
+    prompt = character_prompt if isinstance(dataset.x_train, Windows) else label_prompt
+    return list(map(prompt, dataset.class_names))
 
 
 def given_embeddings(

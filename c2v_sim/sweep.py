@@ -30,7 +30,8 @@ from c2v_sim.run import FREE_ON_RESUME, fail
 from c2v_sim.run_directory import write_text
 from c2v_sim.sweep_file import Cell, Sweep, read_sweep
 from c2v_sim.sweep_memory import memory_needs
-from c2v_sim.sweep_runner import Runner, how_many
+from c2v_sim.sweep_progress import duration
+from c2v_sim.sweep_runner import Runner, how_many, index_users, named, state
 
 SWEEP = "sweep.toml"
 
@@ -110,6 +111,29 @@ def chosen_cells(sweep: Sweep, pattern: str | None) -> list[Cell]:
     return cells
 
 
+def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
+    """--dry-run: the cells, what is left of them, and how long that will take."""
+    from c2v_sim.sweep_estimate import differing_settings, estimate
+
+    states, settings = {c.name: state(out, c) for c in cells}, differing_settings(cells)
+    todo = [cell for cell in cells if states[cell.name] != "done"]
+    users = index_users(out, todo)
+    print("measuring a few steps of every kind of run …", file=sys.stderr, flush=True)
+    times = estimate(out, todo, users, at_once)
+    width = max(len(cell.name) for cell in cells) + 2
+    for cell in cells:
+        left = duration(times.cells[cell.name]) if cell.name in times.cells else "–"
+        print(f"{cell.name:<{width}}{states[cell.name]:<12}{left:>8}  {settings[cell.name]}")
+    for key, seconds in times.indices.items():
+        print(f"index {named(users[key])}: {duration(seconds) if seconds else 'is cached'}")
+    work = sum(times.cells.values()) + sum(times.indices.values())
+    print(
+        f"{len(todo)} of {len(cells)} cells to run: {duration(work)} of work, about "
+        f"{duration(times.total(at_once))} with {at_once} side by side.\n"
+        "An estimate from a few steps here and now; nothing was written but caches of the data."
+    )
+
+
 def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
     """The tables, and what failed."""
     try:
@@ -127,11 +151,17 @@ def main(argv: list[str] | None = None) -> int:
     again = shlex.join(["python", "-m", "c2v_sim.sweep", *(argv or sys.argv[1:])])
     with Interrupt() as interrupt:
         try:
+            if arguments.jobs is not None and arguments.jobs < 1:
+                raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
             settings = parse_settings(arguments.set)
             sweep = read_sweep(arguments.file, settings)
             out = arguments.out or Path("sweeps") / Path(arguments.file).stem
             cells = chosen_cells(sweep, arguments.only)
             check_same(out, sweep)
+            at_once = arguments.jobs or how_many(cells)
+            if arguments.dry_run:
+                show_plan(out, cells, at_once)
+                return 0
             needs = memory_needs(cells)
         except (ValueError, OSError) as error:
             return fail(2, str(error))
@@ -142,7 +172,7 @@ def main(argv: list[str] | None = None) -> int:
             out.mkdir(parents=True, exist_ok=True)
             with in_use(out):
                 write_text(out / SWEEP, text_with(sweep.text, settings))
-                runner = Runner(out, cells, arguments.jobs or how_many(cells), interrupt, needs)
+                runner = Runner(out, cells, at_once, interrupt, needs)
                 runner.run()
                 show_end(sweep, out, runner.failed)
         except ValueError as error:

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config, preset
+from c2v_sim.index_config import index_settings
 
 KEYS = ("title", "about", "preset", "base", "axes", "skip", "table")
 SEEDS = "seed"  # the axis that a table averages over
@@ -177,6 +178,8 @@ def make_cell(
     start = preset(base_preset) if base_preset else RunConfig()
     try:
         config = make_config({**base, **own}, start, shared=base.keys() - own.keys())
+        if config.needs_client_index and not config.index_file:
+            index_settings(config)  # which refuses some settings of its own
     except ConfigError as error:
         raise ConfigError(f"cell {name}: {error}") from error
     return Cell(name, labels, config)
@@ -189,7 +192,10 @@ def check_cells(cells: list[Cell], base: Mapping[str, Any]) -> None:
     for key, value in base.items():
         given = tuple(value) if isinstance(value, list) else value
         if all(getattr(cell.config, key) != given for cell in cells):
-            raise ConfigError(f"[base] {key} = {value} has no effect in any cell")
+            raise ConfigError(
+                f"[base] {key} = {value} has no effect in any cell: an axis sets {key}, or no "
+                "cell has a use for it"
+            )
     first: dict[RunConfig, str] = {}
     for cell in cells:
         other = first.setdefault(cell.config, cell.name)
