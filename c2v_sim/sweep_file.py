@@ -29,6 +29,7 @@ uses is refused, as is everything else that the run command would refuse.
 """
 
 import itertools
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -40,7 +41,9 @@ from typing import Any
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config, preset
 from c2v_sim.index_config import index_settings
 
-KEYS = ("title", "about", "preset", "base", "axes", "skip", "table")
+SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
+SHAPES |= {"skip": list, "table": dict}
+KIND_NAMES: dict[type, str] = {str: "a text", dict: "a table", list: "a list of tables"}
 SEEDS = "seed"  # the axis that a table averages over
 TABLE_KINDS = ("accuracy", "time", "index")
 
@@ -116,9 +119,12 @@ def shipped_sweeps() -> list[str]:
 
 def make_sweep(content: Mapping[str, Any], text: str, settings: Mapping[str, Any]) -> Sweep:
     """The sweep that `content`, a parsed file, describes."""
-    unknown = [key for key in content if key not in KEYS]
+    unknown = [key for key in content if key not in SHAPES]
     if unknown:
-        raise ConfigError(f"unknown entry {unknown[0]!r}; known: {', '.join(KEYS)}")
+        raise ConfigError(f"unknown entry {unknown[0]!r}; known: {', '.join(SHAPES)}")
+    for key, kind in SHAPES.items():
+        if not isinstance(content.get(key, kind()), kind):
+            raise ConfigError(f"{key} must be {KIND_NAMES[kind]}, got {content[key]!r}")
     axes = {name: choices(name, values) for name, values in content.get("axes", {}).items()}
     if not axes:
         raise ConfigError("[axes] must name at least one axis, such as seed = [0, 1, 2]")
@@ -174,7 +180,7 @@ def make_cell(
         if twice:
             raise ConfigError(f"two axes set {sorted(twice)[0]}, the second is {axis} = {label}")
         own |= axes[axis][label]
-    name = "-".join(labels.values()).replace("/", "_").replace(" ", "_")
+    name = re.sub(r"[^\w.+=-]", "_", "-".join(labels.values())).lstrip(".-")
     start = preset(base_preset) if base_preset else RunConfig()
     try:
         config = make_config({**base, **own}, start, shared=base.keys() - own.keys())
@@ -206,10 +212,10 @@ def check_cells(cells: list[Cell], base: Mapping[str, Any]) -> None:
         raise ConfigError(f"{count} cells are called {name}; give their choices other names")
 
 
-def make_table(given: Any, labels: Mapping[str, tuple[str, ...]]) -> Table:
+def make_table(given: dict[str, Any], labels: Mapping[str, tuple[str, ...]]) -> Table:
     known = ("rows", "columns", "kind", "paper", "reference")
-    if not isinstance(given, dict) or set(given) - set(known):
-        raise ConfigError(f"[table] is a table that may have {', '.join(known)}; got {given!r}")
+    if set(given) - set(known):
+        raise ConfigError(f"[table] may have {', '.join(known)}; got {', '.join(given)}")
     rows, columns = tuple(given.get("rows", ())), given.get("columns", "")
     kind = given.get("kind", "accuracy")
     if kind not in TABLE_KINDS:

@@ -1,0 +1,138 @@
+"""Processes of a sweep: how many at once, in which order, and how they end with it."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from c2v_sim import sweep_jobs
+from c2v_sim.interrupt import Interrupt
+from c2v_sim.sweep_jobs import Job, fits, run_jobs
+
+SAY = "import os, sys, time; print(os.environ.get('X', ''), *sys.argv[1:], flush=True); "
+
+
+@pytest.fixture(autouse=True)
+def _quick_looks(monkeypatch):
+    monkeypatch.setattr(sweep_jobs, "SECONDS_BETWEEN_LOOKS", 0.01)
+
+
+def job(folder, name, code="", **options):
+    return Job(name, [sys.executable, "-c", SAY + code, name], folder / f"{name}.log", **options)
+
+
+def interrupt():
+    asked = Interrupt()
+    asked.stop = threading.Event()
+    return asked
+
+
+def test_all_run_at_most_so_many_at_once_with_codes_and_logs(tmp_path):
+    jobs = [job(tmp_path, f"job{i}", f"time.sleep(0.1); sys.exit({i})") for i in range(4)]
+    ended, most = {}, []
+    run_jobs(
+        jobs,
+        2,
+        interrupt(),
+        ended=lambda job, code: ended.update({job.name: code}),
+        look=lambda running: most.append(len(running)),
+    )
+    assert ended == {f"job{i}": i for i in range(4)}
+    assert max(most) == 2
+    assert jobs[2].tail() == [" job2"]
+
+
+def test_a_log_is_appended_and_its_tail_is_short(tmp_path):
+    (tmp_path / "a.log").write_text("before\n" * 30)
+    a = job(tmp_path, "a", "raise ValueError('why')")
+    run_jobs([a], 1, interrupt(), ended=lambda job, code: None)
+    assert len(a.tail()) == 15
+    assert a.tail(1) == ["ValueError: why"]
+    assert (tmp_path / "a.log").read_text().startswith("before")
+
+
+def test_one_that_had_better_wait_lets_others_pass_but_no_core_idles(tmp_path):
+    names, order = ("a1", "a2", "b1"), []
+    jobs = [job(tmp_path, name, "time.sleep(0.3)") for name in names]
+
+    def ready(job, running):
+        order.append((job.name, [r.name for r in running]))
+        return not any(r.name[0] == job.name[0] for r in running)
+
+    run_jobs(jobs, 2, interrupt(), ended=lambda job, code: None, ready=ready)
+    assert jobs[0].started < jobs[2].started < jobs[1].started
+    alone = [job(tmp_path, name, "time.sleep(0.3)") for name in ("a1", "a2")]
+    most = []
+    look = most.append
+    run_jobs(
+        alone,
+        2,
+        interrupt(),
+        ended=lambda job, code: None,
+        look=lambda running: look(len(running)),
+        ready=ready,
+    )
+    assert max(most) == 2
+
+
+def test_memory_decides_who_starts_beside_others(tmp_path, monkeypatch):
+    available = 1000
+    monkeypatch.setattr(
+        psutil, "virtual_memory", lambda: type("Memory", (), {"available": available})
+    )
+    big, small = job(tmp_path, "big", needs=2000), job(tmp_path, "small", needs=500)
+    assert fits(big, [])  # alone it may try
+    running = job(tmp_path, "running", "time.sleep(60)", needs=0)
+    running.start()
+    try:
+        assert fits(small, [running])
+        assert not fits(big, [running])
+        running.needs = running.memory() + 10**9  # it will still grow
+        assert not fits(small, [running])
+    finally:
+        running.process.kill()
+        running.process.wait()
+    assert running.peak > 0
+
+
+def test_a_signal_is_passed_on_and_nothing_new_starts(tmp_path):
+    handler = "import signal; signal.signal(15, lambda *_: sys.exit(7)); print('up', flush=True); "
+    jobs = [job(tmp_path, name, handler + "time.sleep(60)") for name in ("a", "b", "c")]
+    asked, ended = interrupt(), {}
+
+    def look(running):
+        if all("up" in j.log.read_text() for j in jobs[:2] if j.log.exists()) and len(running) == 2:
+            asked.number = signal.SIGTERM
+            asked.stop.set()
+
+    run_jobs(jobs, 2, asked, ended=lambda job, code: ended.update({job.name: code}), look=look)
+    assert ended == {"a": 7, "b": 7}
+    assert jobs[2].process is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
+def test_a_killed_sweep_takes_its_processes_along(tmp_path):
+    script = f"""
+import sys, threading
+from pathlib import Path
+from c2v_sim.interrupt import Interrupt
+from c2v_sim.sweep_jobs import Job, run_jobs
+asked = Interrupt(); asked.stop = threading.Event()
+code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+job = Job("j", [sys.executable, "-c", code], Path({str(tmp_path)!r}) / "j.log")
+run_jobs([job], 1, asked, ended=lambda job, code: None)
+"""
+    parent = subprocess.Popen([sys.executable, "-P", "-c", script])
+    log, end = tmp_path / "j.log", time.monotonic() + 60
+    while not (log.exists() and log.read_text().strip()) and time.monotonic() < end:
+        time.sleep(0.05)
+    child = psutil.Process(int(log.read_text()))
+    assert os.getsid(child.pid) != os.getsid(parent.pid)  # Ctrl-C does not reach it
+    parent.kill()
+    parent.wait()
+    child.wait(timeout=30)
