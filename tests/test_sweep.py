@@ -236,7 +236,7 @@ def wait_for_rounds(out, rounds):
 
 def test_an_interrupted_and_then_killed_sweep_ends_in_the_same_bits(tmp_path, capsys):
     file, out = tmp_path / "long.toml", tmp_path / "out"
-    file.write_text(BASE.replace("rounds = 3", "rounds = 250\ncheckpoint_every = 7") + SEEDS)
+    file.write_text(BASE.replace("rounds = 3", "rounds = 100\ncheckpoint_every = 30") + SEEDS)
     sweep = started(file, out)
     wait_for_rounds(out, 3)
     assert main([str(file), "--out", str(out)]) == 2
