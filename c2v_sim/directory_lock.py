@@ -10,14 +10,18 @@ from filelock import FileLock, Timeout
 LOCK = "in_use.lock"
 
 
+class InUse(ValueError):
+    """Another live process works in the directory."""
+
+
 @contextmanager
 def in_use(folder: Path) -> Iterator[None]:
-    """Refuse, with a ValueError, a directory in which another live process works."""
+    """Hold `folder` while the block runs; InUse if another process does."""
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(
+        raise InUse(
             f"{folder}: another process works in this directory; wait for it, or stop it"
         ) from None
     try:

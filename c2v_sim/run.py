@@ -29,7 +29,7 @@ from c2v_sim.config import (
     to_toml,
 )
 from c2v_sim.datasets import Dataset, load_dataset
-from c2v_sim.directory_lock import in_use
+from c2v_sim.directory_lock import InUse, in_use
 from c2v_sim.embeddings import Embeddings
 from c2v_sim.federation import Federation
 from c2v_sim.first_cohort import FirstCohort
@@ -354,6 +354,8 @@ def main(argv: list[str] | None = None) -> int:
                 held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
             return execute(simulator, embeddings, journal, label, interrupt, first)
+        except InUse as error:
+            return fail(2, str(error))
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:

@@ -24,7 +24,7 @@ from typing import Any
 import tomli_w
 
 from c2v_sim.config import FIELDS, ConfigError
-from c2v_sim.directory_lock import LOCK, in_use
+from c2v_sim.directory_lock import LOCK, InUse, in_use
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.run import FREE_ON_RESUME, fail
 from c2v_sim.run_directory import write_text
@@ -136,10 +136,8 @@ def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
 
 def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
     """The tables, and what failed."""
-    try:
-        from c2v_sim.tables import write_tables
-    except ImportError:
-        return
+    from c2v_sim.tables import write_tables
+
     print(write_tables(sweep, out))
     for name, why in failed.items():
         print(f"failed: {name}: {why}", file=sys.stderr)
@@ -175,7 +173,7 @@ def main(argv: list[str] | None = None) -> int:
                 runner = Runner(out, cells, at_once, interrupt, needs)
                 runner.run()
                 show_end(sweep, out, runner.failed)
-        except ValueError as error:
+        except InUse as error:
             return fail(2, str(error))
         except OSError as error:
             return fail(1, f"{error.filename or out}: {error.strerror or error}; again: {again}")
