@@ -1,4 +1,4 @@
-"""The tables of a sweep, beside the paper's: `python -m c2v_sim.tables DIR` (or `c2v-sim tables`).
+"""The tables of a sweep, beside the paper's: `python -m c2v_sim.tables DIR`.
 
 Enters: the directory of a sweep, finished or not. Leaves: table.md to read, table.csv with one line
 a place of the table, table.json with the same and the sentences below the table. Every place shows
