@@ -195,8 +195,8 @@ def progress(runs: list[CellRun]) -> list[str]:
     """How many cells are done, and which failed; nothing where all are done."""
     done = sum(run.status == "done" for run in runs)
     out = [] if done == len(runs) else [f"{done} of {len(runs)} cells are done."]
-    failed = [run.cell.name for run in runs if run.status == "failed"]
-    return out + ([f"Failed: {', '.join(failed)}."] if failed else [])
+    failed = [run for run in runs if run.status == "failed"]
+    return out + [f"{run.cell.name} failed: {run.reason}." for run in failed]
 
 
 def origins(runs: list[CellRun]) -> list[str]:

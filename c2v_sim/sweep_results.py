@@ -41,6 +41,7 @@ class CellRun:
     config: RunConfig  # as it ran; the sweep's where it did not
     manifest: dict[str, Any]  # empty where there is none
     result: dict[str, Any]
+    reason: str = ""  # why it failed
 
     @property
     def seed(self) -> str:
@@ -100,13 +101,21 @@ def read_cell(cell: Cell, folder: Path) -> CellRun:
     if (folder / CONFIG).is_file():
         config = make_config(read_toml(folder / CONFIG))
         manifest = read_json(folder / MANIFEST)
-    if folder.with_name(f"{folder.name}.failed").exists():
-        status = "failed"
-    elif (folder / RESULT).is_file():
+    failure = folder.with_name(f"{folder.name}.failed")  # written by sweep.py
+    if failure.exists():
+        return CellRun(cell, "failed", folder, config, manifest, result, failure_reason(failure))
+    if (folder / RESULT).is_file():
         status, result = "done", read_json(folder / RESULT)
     else:
         status = "unfinished" if manifest else "not run"
     return CellRun(cell, status, folder, config, manifest, result)
+
+
+def failure_reason(path: Path) -> str:
+    """The first sentence of the last line that the failed run said, or its exit code."""
+    facts = read_json(path)
+    said = facts["log"][-1] if facts["log"] else f"exit code {facts['exit_code']}"
+    return said.removeprefix("c2v_sim: error: ").split(". ")[0]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -141,7 +141,9 @@ def numbers(real, tmp_path):
     done |= {"fedavg-0-glob_i": 45, "fedavg-1-glob_i": 46, "fedavg-2-glob_i": 50}
     done |= {"moon-0-original": 60, "moon-1-original": 61, "moon-2-original": 62}
     fill(real, tmp_path, sweep, done)
-    (tmp_path / "cells" / "moon-1-original.failed").write_text("{}")
+    said = ["round 1/3", "c2v_sim: error: round 2, client 0: not finite. Go on with: python"]
+    failure = {"command": "python", "exit_code": 1, "log": said}
+    (tmp_path / "cells" / "moon-1-original.failed").write_text(json.dumps(failure))
     (tmp_path / "cells" / "moon-2-original" / "result.json").unlink()
     return sweep, tmp_path
 
@@ -163,7 +165,7 @@ def test_cells_without_a_result_are_shown_as_such(numbers):
     assert steered == "not run"
     assert line(markdown, "moon", "difference") == ["+9.44", ""]
     assert "- 7 of 12 cells are done." in markdown
-    assert "- Failed: moon-1-original." in markdown
+    assert "- moon-1-original failed: round 2, client 0: not finite." in markdown
 
 
 def test_csv_json_and_markdown_agree(numbers):
