@@ -97,7 +97,9 @@ def read_cells(sweep: Sweep, out: Path) -> list[CellRun]:
 
 
 def read_cell(cell: Cell, folder: Path) -> CellRun:
-    config, manifest, result = cell.config, {}, {}
+    config = cell.config
+    manifest: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     if (folder / CONFIG).is_file():
         config = make_config(read_toml(folder / CONFIG))
         manifest = read_json(folder / MANIFEST)
