@@ -6,6 +6,7 @@ import sys
 COMMANDS = {
     "run": "one federated run",
     "sweep": "a grid of runs, and their table",
+    "tables": "the table of a sweep, beside the paper's",
     "index": "a vector for every client, before training",
     "doctor": "which backends work here, and why others do not",
 }

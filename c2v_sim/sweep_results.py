@@ -221,7 +221,7 @@ def index_seconds(run: CellRun) -> float | str:
     """What it took to make the run's index, also where it came from the cache."""
     if not run.config.needs_client_index:
         return 0.0
-    return (run.manifest["index"] or {}).get("seconds", NOT_RECORDED)
+    return (run.manifest["index"] or {}).get("seconds") or NOT_RECORDED
 
 
 def index_quality(run: CellRun, column: str, runs: list[CellRun]) -> float | str:

@@ -124,6 +124,8 @@ def test_ctrl_c_and_resume(tmp_path, capsys):
     whole = tmp_path / "whole"
     assert index.main([*slow, "--out", str(whole)]) == 0
     a, b = (ClientIndex.load(d / "index.safetensors") for d in (out, whole))
+    seconds = [index.provenance.pop("seconds") for index in (a, b)]
+    assert seconds.count(None) == 1  # nobody saw the whole of the resumed one
     assert a.provenance == b.provenance
     assert (a.feature == b.feature).all()
 
