@@ -7,6 +7,7 @@ COMMANDS = {
     "run": "one federated run",
     "sweep": "a grid of runs, and their table",
     "index": "a vector for every client, before training",
+    "report": "one HTML page about one run or many",
     "doctor": "which backends work here, and why others do not",
 }
 
