@@ -11,7 +11,7 @@ from typing import Any
 import altair as alt
 
 GIVEN_COLOUR = alt.Color("colour:N", legend=None, scale=None)
-COSINES = alt.Scale(domain=[-1, 0, 1], range="diverging")
+COSINES = alt.Scale(domain=[-1, 1], range="diverging", interpolate="rgb")
 NO_PADDING = {"nice": False, "zero": False}
 
 
@@ -39,10 +39,11 @@ def with_rows(chart: alt.Chart | alt.LayerChart) -> alt.Chart | alt.LayerChart:
     )
 
 
-def rounds_axis(end: bool = True) -> dict[str, Any]:
+def rounds_axis(**options: Any) -> dict[str, Any]:
+    """From the beginning to the end of a column of rounds."""
     axis = alt.Axis(tickMinStep=1, format="d", grid=False)
-    x = alt.X("begin:Q", title="round", scale=alt.Scale(**NO_PADDING), axis=axis)
-    return {"x": x, "x2": "end:Q"} if end else {"x": x}
+    x = alt.X("begin:Q", title="round", scale=alt.Scale(**NO_PADDING), axis=axis, **options)
+    return {"x": x, "x2": "end:Q"}
 
 
 def tips(*fields: str) -> list[alt.Tooltip]:
@@ -88,7 +89,7 @@ def time_of_groups() -> alt.Chart:
         .mark_bar()
         .encode(
             y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=150)),
-            x=alt.X("seconds:Q", title="seconds a run, mean over its seeds"),
+            x=alt.X("seconds:Q", title="seconds a run"),
             color=GIVEN_COLOUR,
             order=alt.Order("place:Q"),
             tooltip=tips("label:N", "stage:N", "seconds:Q:.2f"),
@@ -125,9 +126,9 @@ def weights() -> alt.LayerChart:
     span = data.mark_rule(opacity=0.35).encode(
         x=x, y=alt.Y("min(weight):Q", title=title), y2="max(weight):Q"
     )
-    point = data.mark_circle(size=30, opacity=0.75).encode(
+    point = data.mark_circle(size=40, opacity=0.8).encode(
         x=x,
-        y=alt.Y("weight:Q", title=title, scale=alt.Scale(zero=True)),
+        y=alt.Y("weight:Q", title=title, scale=alt.Scale(zero=False)),
         color=GIVEN_COLOUR,
         tooltip=tips("round:N", "client:N", "group:N", "weight:Q:.2f"),
     )
@@ -145,7 +146,8 @@ def client_accuracy() -> alt.Chart:
         .encode(
             x=alt.X(
                 "begin:Q",
-                title="accuracy on the client's own test samples (%)",
+                bin="binned",
+                title="accuracy of a client (%)",
                 scale=alt.Scale(domain=[0, 100], nice=False),
                 axis=alt.Axis(grid=False, values=list(range(0, 101, 20))),
             ),
@@ -173,7 +175,7 @@ def partition() -> alt.Chart:
             y2="next:Q",
             color=alt.Color(
                 "samples:Q",
-                scale=alt.Scale(type="sqrt", range="ramp", domainMin=0),
+                scale=alt.Scale(type="sqrt", range="ramp", domainMin=0, interpolate="rgb"),
                 legend=colour_bar("training samples", tickCount=4),
             ),
             tooltip=tips("client:N", "group:N", "class:N", "samples:Q"),
@@ -195,14 +197,13 @@ def index_map() -> alt.Chart:
     x["axis"] = alt.Axis(**(x["axis"].to_dict() | {"labelAngle": -45}))
     return with_rows(
         alt.Chart(alt.NamedData("cosines"))
-        .mark_rect(strokeWidth=0.6)
+        .mark_rect()
         .encode(
             x=alt.X("column:Q", **x),
             x2="right:Q",
             y=alt.Y("row:Q", **y),
             y2="next:Q",
             color=cosine_colour("cosine:Q"),
-            stroke=alt.Stroke("cosine:Q", scale=COSINES, legend=None),
             tooltip=tips("client:N", "other:N", "cosine:Q:.2f"),
         )
     )
@@ -222,7 +223,7 @@ def group_map() -> alt.LayerChart:
         opacity=alt.condition("datum.written", alt.value(1), alt.value(0)),
         color=GIVEN_COLOUR,
     )
-    return cells + numbers
+    return (cells + numbers).resolve_scale(color="independent")
 
 
 def round_times() -> alt.Chart:
@@ -231,7 +232,7 @@ def round_times() -> alt.Chart:
         alt.Chart(alt.NamedData("times"))
         .mark_bar(binSpacing=0.5)
         .encode(
-            **rounds_axis(),
+            **rounds_axis(bin="binned"),
             y=alt.Y("seconds:Q", title="seconds a round", stack="zero"),
             color=GIVEN_COLOUR,
             order=alt.Order("place:Q"),

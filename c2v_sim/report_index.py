@@ -10,9 +10,11 @@ from c2v_sim.report_clients import Order, pack, rounded
 
 def index_data(index: ClientIndex, order: Order) -> dict[str, Any]:
     """Mean cosines between rows of clients and between groups of clients."""
-    pictures: list[tuple[str, tuple[str, ...]]] = [("β", index.parts)]
+    pictures: list[tuple[str, tuple[str, ...]]] = [
+        ("β, both parts" if len(index.parts) == 2 else "β", index.parts)
+    ]
     if len(index.parts) == 2:
-        pictures.append(("β^f, the feature part", ("feature",)))
+        pictures.append(("βᶠ, the feature part", ("feature",)))
     present, group = np.unique(order.group, return_inverse=True)
     maps = []
     for name, parts in pictures:
@@ -29,7 +31,7 @@ def index_data(index: ClientIndex, order: Order) -> dict[str, Any]:
         out["groups"] = {
             "names": [order.names[g] for g in present.tolist()],
             "means": [rounded(row, 3) for row in means],
-            "part": f"β^{part[0]}",
+            "part": {"feature": "βᶠ", "label": "βˡ"}[part],
         }
     return out
 

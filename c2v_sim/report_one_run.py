@@ -213,14 +213,14 @@ def seconds_data(run: Run) -> dict[str, Any] | None:
     totals = table.sum(0)
     shares = 100 * totals / max(totals.sum(), 1e-12)
     said = ", ".join(
-        f"{name} {seconds:.1f} s ({share:.0f} %)"
+        f"{name} {seconds:.3g} s ({share:.0f} %)"
         for name, seconds, share in zip(STAGES, totals, shares, strict=True)
     )
     return {
         "width": width,
         "first": run.records[0].round,
         "stages": {s: rounded(np.array(parts)[:, i], 4) for i, s in enumerate(STAGES)},
-        "caption": f"{totals.sum():.1f} s in {len(table)} rounds: {said}. Building the client "
+        "caption": f"{totals.sum():.3g} s in {len(table)} rounds: {said}. Building the client "
         "index, loading data and writing checkpoints are not in it.",
     }
 

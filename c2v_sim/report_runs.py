@@ -231,19 +231,23 @@ def group_label(facts: dict[str, Any], differing: list[str]) -> str:
 
 def standins(runs: Sequence[Run]) -> list[str]:
     """A sentence for every stand-in that took the place of data or of the paper's encoder."""
+
+    def of_runs(chosen: list[Run]) -> str:
+        return "this run" if len(runs) == 1 else f"{len(chosen)} of {len(runs)} runs"
+
     out = []
     data = {(r.manifest["data"]["name"], r.manifest["data"].get("stand_in_for")) for r in runs}
     for name, real in sorted((n, r) for n, r in data if r):
-        count = sum(r.manifest["data"]["name"] == name for r in runs)
+        those = of_runs([r for r in runs if r.manifest["data"]["name"] == name])
         out.append(
-            f"Stand-in data: {count} of {len(runs)} runs trained on {name}, not on {real}. "
-            f"Their numbers say nothing about {real}."
+            f"Stand-in data: {those} trained on {name}, not on {real}. The numbers say nothing "
+            f"about {real}."
         )
     for encoder in ENCODER_STAND_INS:
-        count = sum(run.encoder == encoder for run in runs)
-        if count:
+        chosen = [run for run in runs if run.encoder == encoder]
+        if chosen:
             out.append(
-                f"Stand-in encoder: the client index of {count} of {len(runs)} runs was built "
-                f"with the {encoder} encoder in place of the paper's CLIP."
+                f"Stand-in encoder: the client index of {of_runs(chosen)} was built with the "
+                f"{encoder} encoder in place of the paper's CLIP."
             )
     return out

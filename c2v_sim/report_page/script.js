@@ -1,4 +1,3 @@
-"use strict";
 // Draws the page from the JSON in #data. Texts of run directories reach the page only through
 // textContent and through the data of figures, never as HTML.
 
@@ -6,6 +5,7 @@ const DATA = JSON.parse(document.getElementById("data").textContent);
 const DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]];
 const STAGES = ["train", "evaluate", "aggregate", "sample"];
 const MOST_SVG_MARKS = 3000;  // beyond, a canvas is quicker
+const OVERLAP = 1.1;  // cells reach under their neighbours: no seams between them
 const $ = (id) => document.getElementById(id);
 const hidden = new Set();  // series that are switched off
 const views = new Map();
@@ -60,12 +60,15 @@ function setTheme(name) {
 // ---- figures ---------------------------------------------------------------------------------
 
 let queue = Promise.resolve();
+let waiting = 0;
 
 function draw(name, make) {
   // One after another: two drawings of one figure at a time would both stay.
+  waiting += 1;
   document.documentElement.dataset.ready = "false";
-  queue = queue.then(() => drawNow(name, make)).then(() => {
-    document.documentElement.dataset.ready = "true";
+  queue = queue.then(() => drawNow(name, make)).catch(console.error).then(() => {
+    waiting -= 1;
+    document.documentElement.dataset.ready = String(waiting === 0);
   });
 }
 
@@ -83,7 +86,8 @@ async function drawNow(name, make) {
   spec.height = made.height ?? 280;
   spec.description = `${title}. ${made.caption}`;
   for (const parameter of spec.params ?? []) parameter.value = made.params[parameter.name];
-  if (made.classes) spec.encoding.x.scale.domain = made.classes;
+  made.adapt?.(spec, figure.querySelector(".plot").clientWidth);
+  if (made.params) showAllNames(spec, made.params);
   const legend = figure.querySelector("ul.legend");
   if (legend) legend.replaceChildren(...(made.legend ?? []).map(legendEntry));
   const marks = Math.max(...Object.values(made.data).map((rows) => rows.length));
@@ -94,6 +98,15 @@ async function drawNow(name, make) {
   });
   views.set(name, view);
   figure.querySelector("summary")?.setAttribute("aria-label", `Save the figure: ${title}`);
+}
+
+function showAllNames(spec, { middles, rows }) {
+  // Vega hides slanted labels that merely come near each other.
+  const gaps = middles.slice(1).map((middle, i) => (middle - middles[i]) * spec.height / rows);
+  if (gaps.some((gap) => gap < 14)) return;
+  for (const axis of [spec.encoding.x.axis, spec.encoding.y.axis]) {
+    if (axis.labelExpr) axis.labelOverlap = false;
+  }
 }
 
 function swatch(colour, dash) {
@@ -164,7 +177,9 @@ function groupTimesFigure() {
   const [least, most] = [Math.min, Math.max].map((f) => f(...timed.map((g) => g.total)).toFixed(1));
   const caption = `Seconds a run of the stages of its rounds, ${least} to ${most} s. Only runs on the `
     + "same machine and of the same number of rounds can be compared.";
-  return { data: { times: rows }, height: 30 + 24 * timed.length, legend: stageLegend(), caption };
+  const adapt = (spec, width) => { spec.encoding.y.axis.labelLimit = Math.round(0.42 * width); };
+  const height = 30 + 24 * timed.length;
+  return { data: { times: rows }, height, adapt, legend: stageLegend(), caption };
 }
 
 function seriesBoxes() {
@@ -267,7 +282,11 @@ function partitionFigure({ facts, rowFacts, words }, rowed) {
     const row = Math.floor(i / width);
     held.push({ ...rowFacts[row], row, next: row + 1, class: classes[i % width], samples });
   });
-  return { data: { held }, ...rowed, classes, caption: `${facts.caption} ${words}` };
+  const adapt = (spec) => {
+    spec.encoding.x.scale.domain = classes;
+    spec.encoding.x.axis.labelOverlap = classes.length > 24;
+  };
+  return { data: { held }, ...rowed, adapt, caption: `${facts.caption} ${words}` };
 }
 
 function indexFigure(map, { facts, rowFacts, params, words }) {
@@ -279,13 +298,15 @@ function indexFigure(map, { facts, rowFacts, params, words }) {
       if (level === 255) continue;  // a client with itself
       for (const [row, column] of a === b ? [[a, a]] : [[a, b], [b, a]]) {
         cosines.push({
-          row, next: row + 1, column, right: column + 1, cosine: level / 127 - 1,
+          row, column, cosine: level / 127 - 1,
+          next: Math.min(row + OVERLAP, facts.rows), right: Math.min(column + OVERLAP, facts.rows),
           client: rowFacts[row].client, other: rowFacts[column].client,
         });
       }
     }
   }
-  return { data: { cosines }, params, height: 380, caption: `${map.name}. ${map.caption} ${words}` };
+  const adapt = (spec, width) => { spec.height = square(width); };
+  return { data: { cosines }, params, adapt, caption: `${map.name}. ${map.caption} ${words}` };
 }
 
 function groupFigure({ groups, quality }, { by }) {
@@ -298,7 +319,12 @@ function groupFigure({ groups, quality }, { by }) {
   }));
   const caption = `Mean cosine of ${groups.part} between clients of two ${by}s, a client with itself left out.`
     + (quality ? ` Quality of the index: ${quality}.` : "");
-  return { data: { pairs }, height: Math.min(380, 60 + 46 * groups.names.length), caption };
+  const adapt = (spec, width) => { spec.height = square(width); };
+  return { data: { pairs }, adapt, caption };
+}
+
+function square(width) {
+  return Math.max(200, Math.min(420, width - 75));  // the axis takes about 75
 }
 
 function cosinesInk(cosine, ink) {
