@@ -70,7 +70,7 @@ def summary_table(groups: Sequence[Group]) -> dict[str, Any]:
                 *(rounds, f"{np.mean([run.seconds for run in group.runs]):.1f}"),
             ]
         )
-    head = ["runs", *COLUMNS_OF_TABLE, "seed(s)", "best", "last", "rounds", "seconds a run"]
+    head = ["experiment", *COLUMNS_OF_TABLE, "seed(s)", "best", "last", "rounds", "seconds a run"]
     return {"head": head, "rows": rows}
 
 
@@ -101,7 +101,10 @@ def run_table(runs: Sequence[Run], groups: Sequence[Group], numbers: list[int]) 
         rows.append(
             [run.name, groups[number].label, seed, *shown, run.rounds, f"{run.seconds:.1f}"]
         )
-    return {"head": ["run", "group", "seed", "best", "last", "rounds", "seconds"], "rows": rows}
+    return {
+        "head": ["run", "experiment", "seed", "best", "last", "rounds", "seconds"],
+        "rows": rows,
+    }
 
 
 def group_data(group: Group) -> dict[str, Any]:

@@ -78,7 +78,8 @@ def accuracy_curves() -> alt.LayerChart:
         y=y, strokeDash=alt.StrokeDash("dash:N", legend=None, scale=None)
     )
     shown = tips("series:N", "round:Q", "mean:Q:.2f", "low:Q:.2f", "high:Q:.2f", "runs:Q")
-    point = base.mark_point(filled=True, size=28).encode(y=y, tooltip=shown)
+    dot = alt.Opacity("dot:Q", scale=None, legend=None)  # 0 in long runs: for tooltips alone
+    point = base.mark_point(filled=True, size=28).encode(y=y, opacity=dot, tooltip=shown)
     return band + line + point
 
 
@@ -119,7 +120,7 @@ def weights() -> alt.LayerChart:
     x = alt.X(
         "middle:Q",
         title="round",
-        scale=alt.Scale(nice=False, zero=False, padding=8),
+        scale=alt.Scale(**NO_PADDING),
         axis=alt.Axis(tickMinStep=1, format="d", grid=False),
     )
     title = "aggregation weight (%)"

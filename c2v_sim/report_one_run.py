@@ -56,13 +56,12 @@ def run_data(run: Run, label: str, pool: Pool) -> dict[str, Any]:
     """What the figures of one run show."""
     order = order_clients(run.clients, run.manifest["data"])
     scores = best_and_last(run)
-    state = "finished" if run.result else "unfinished"
     return {
         "name": run.name,
         "label": label,
         "seed": run.config.get("seed"),
         "facts": f"{run.manifest['data']['name']}, {run.manifest['partition'].get('convention')}, "
-        f"{len(run.clients.sizes)} clients; {run.rounds} rounds; {state}; "
+        f"{len(run.clients.sizes)} clients; rounds: {run.rounds}; "
         + (
             f"best {percent([scores[0]])}, last {percent([scores[1]])}" if scores else "no accuracy"
         ),

@@ -46,6 +46,7 @@ def write_run(
     path.mkdir(parents=True)
     (path / "config.toml").write_text(to_toml(config))
     data = template["data"] | {"name": name, "classes": CLASSES, "domains": []}
+    data["stand_in_for"] = "cifar10" if "standin" in name else None
     facts = template | {"data": data, "improve": list(config.improve), "seed": config.seed}
     facts |= {"encoder": "builtin" if config.improve else None, "index": None}
     (path / "manifest.json").write_text(json.dumps(facts | {"command": f"run {path.name}"}))

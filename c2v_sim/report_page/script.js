@@ -148,7 +148,7 @@ function curvesFigure() {
       if (top === null || mean > top.mean) top = { series, mean, round };
       rows.push({
         series, round, mean, low: curve.low?.[t] ?? mean, high: curve.high?.[t] ?? mean,
-        runs: curve.runs?.[t] ?? 1, colour: category(i), dash: DASHES[Math.floor(i / 8) % 4],
+        runs: curve.runs?.[t] ?? 1, dot: curve.round.length > 40 ? 0 : 1, colour: category(i), dash: DASHES[Math.floor(i / 8) % 4],
       });
     });
   });
@@ -378,7 +378,9 @@ function table({ head, rows }, label, last = () => []) {
 
 function marked(text) {
   // A stand-in must not be overlooked.
-  return /stand-?in/.test(text) ? element("span", { class: "stand-in" }, text) : text;
+  const parts = text.split(/(\S*standin\S*|stand-in encoder [^)]*)/);
+  const span = (part) => element("span", { class: "stand-in" }, part);
+  return element("span", {}, ...parts.map((part, i) => i % 2 ? span(part) : part));
 }
 
 function pairs(rows) {
