@@ -82,7 +82,8 @@ def drawing() -> tuple[dict[str, Any], str]:
         raise ValueError(
             f"a report needs the package {error.name}: pip install 'c2v_sim[report]'"
         ) from error
-    return specifications(), vl_convert.javascript_bundle()
+    bundle = vl_convert.javascript_bundle()  # type: ignore[call-arg]  # wrong in its stub
+    return specifications(), bundle
 
 
 def fill_page(groups: Sequence[Group], data: dict[str, Any], bundle: str) -> str:
@@ -97,6 +98,7 @@ def fill_page(groups: Sequence[Group], data: dict[str, Any], bundle: str) -> str
         "title": html.escape(f"{', '.join(names)}: {what}"),
         "subtitle": html.escape(f"{count}. Written by c2v_sim.report on {written}."),
         "style": (folder / "style.css").read_text(encoding="utf-8"),
+        "figures": (folder / "figures.js").read_text(encoding="utf-8"),
         "script": (folder / "script.js").read_text(encoding="utf-8"),
         # In a script element only `<` can end it; JSON and JavaScript strings take it escaped.
         "data": json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),

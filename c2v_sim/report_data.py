@@ -133,7 +133,7 @@ def curve(runs: Sequence[Run], measure: str) -> dict[str, list[float | None]]:
     rounds = sorted(values)
     out: dict[str, Any] = {
         "round": rounds,
-        "mean": rounded([np.mean(values[t]) for t in rounds]),
+        "mean": rounded([float(np.mean(values[t])) for t in rounds]),
     }
     if len(runs) > 1:
         out["low"] = rounded([min(values[t]) for t in rounds])

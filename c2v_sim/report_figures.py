@@ -12,7 +12,7 @@ import altair as alt
 
 GIVEN_COLOUR = alt.Color("colour:N", legend=None, scale=None)
 COSINES = alt.Scale(domain=[-1, 1], range="diverging", interpolate="rgb")
-NO_PADDING = {"nice": False, "zero": False}
+NO_PADDING: dict[str, Any] = {"nice": False, "zero": False}
 
 
 def rows_axis(title: str) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def rows_axis(title: str) -> dict[str, Any]:
     }
 
 
-def with_rows(chart: alt.Chart | alt.LayerChart) -> alt.Chart | alt.LayerChart:
+def with_rows(chart: alt.Chart) -> alt.Chart:
     return chart.add_params(
         alt.param(name="rows", value=1),
         alt.param(name="middles", value=[]),
@@ -51,7 +51,8 @@ def tips(*fields: str) -> list[alt.Tooltip]:
     out = []
     for text in fields:
         name, kind, *form = text.split(":")
-        out.append(alt.Tooltip(f"{name}:{kind}", **({"format": form[0]} if form else {})))
+        options: dict[str, Any] = {"format": form[0]} if form else {}
+        out.append(alt.Tooltip(f"{name}:{kind}", **options))
     return out
 
 

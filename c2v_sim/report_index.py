@@ -70,8 +70,11 @@ def index_caption(sums: np.ndarray, counts: np.ndarray, by: str | None) -> str:
     """The mean cosine of two clients, in all, within and between groups."""
     same = np.eye(len(sums), dtype=bool)
     said = []
-    for name, mask in (("", same | ~same), (" within", same), (" between", ~same)):
-        if counts[mask].sum() and (by or not name):
-            words = f"{name} {by}s" if name else ""
-            said.append(f"{sums[mask].sum() / counts[mask].sum():.2f}{words}")
-    return f"Mean cosine of two clients: {', '.join(said) or 'there is only one'}."
+    for words, mask in (
+        ("", same | ~same),
+        (f"of one {by} ", same),
+        ("of different ones ", ~same),
+    ):
+        if counts[mask].sum() and (by or not words):
+            said.append(f"{words}{sums[mask].sum() / counts[mask].sum():.2f}")
+    return f"Mean cosine of two clients: {', '.join(said) or 'there is only one client'}."

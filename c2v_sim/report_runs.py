@@ -20,11 +20,11 @@ from c2v_sim.config import _NEEDS
 from c2v_sim.partition import UNREADABLE, Partition
 from c2v_sim.records import Result, RoundRecord
 
-# Settings of which the result does not depend, and those that name a file: the manifest says
-# what was in it.
+# The seed, settings on which the result does not depend, and a file: the manifest says what was
+# in it.
 NOT_COMPARED = {
-    *("seed", "data_dir", "require_real_data", "lanes", "device", "eval_every"),
-    *("checkpoint_every", "state_memory", "index_file"),
+    *("seed", "data_dir", "require_real_data", "lanes", "device", "checkpoint_every"),
+    *("state_memory", "index_file"),
 }
 ENCODER_STAND_INS = ("builtin", "pretrained-lite")  # the paper's is CLIP
 

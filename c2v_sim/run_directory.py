@@ -59,7 +59,7 @@ def create_run_directory(path: Path, simulator: Simulator, label: str, command: 
         np.savez_compressed(folder / CLIENTS, **client_facts(simulator.federation))
 
 
-def client_facts(federation: Federation) -> dict[str, np.ndarray]:
+def client_facts(federation: Federation) -> dict[str, Any]:
     """What each client holds, for pictures: a partition's sample ids alone do not say it."""
     partition = federation.partition
     return {

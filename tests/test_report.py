@@ -463,6 +463,9 @@ def test_names_from_files_are_never_taken_for_html(browser, template, tmp_path):
     assert path.read_text().count("</script>") == 4
     opened = Opened(browser, path)
     assert opened.page.title().startswith(EVIL)
+    opened.page.hover("figure[data-figure=partition] .role-mark.mark-rect path")
+    opened.page.wait_for_selector("#vg-tooltip-element.visible")
+    assert EVIL in opened.page.inner_text("#vg-tooltip-element")
     assert opened.page.query_selector("img") is None
     assert EVIL in opened.page.inner_text("#summary")
     opened.close()
