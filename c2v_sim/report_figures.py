@@ -186,9 +186,7 @@ def partition() -> alt.Chart:
 
 
 def cosine_colour(field: str) -> alt.Color:
-    return alt.Color(
-        field, scale=COSINES, legend=colour_bar("cosine", values=[-1, -0.5, 0, 0.5, 1])
-    )
+    return alt.Color(field, scale=COSINES, legend=colour_bar("cosine", values=[-1, 0, 1]))
 
 
 def index_map() -> alt.Chart:

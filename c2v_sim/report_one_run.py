@@ -76,6 +76,11 @@ def run_data(run: Run, label: str, pool: Pool) -> dict[str, Any]:
     }
 
 
+def span(values: np.ndarray) -> str:
+    low, high = values.min(), values.max()
+    return f"{low} to {high}" if low < high else str(low)
+
+
 def missing_words(run: Run) -> str:
     """What is not shown of this run, and why."""
     out = []
@@ -98,16 +103,13 @@ def clients_data(run: Run, order: Order) -> dict[str, Any]:
     sorted_groups = order.group[order.clients]
     present, begins = np.unique(sorted_groups, return_index=True)
     ends = [*begins[1:].tolist(), total]
-    caption = (
-        f"{total} clients with {sizes.min()} to {sizes.max()} training samples "
-        f"(median {np.median(sizes):g})"
-    )
+    caption = f"{total} clients with {span(sizes)} training samples (median {np.median(sizes):g})"
     packed = None
     if counts is not None:
         held = (counts > 0).sum(1)
         top = counts.max(1) / counts.sum(1).clip(min=1)
         caption += (
-            f", of {held.min()} to {held.max()} of {counts.shape[1]} classes; the commonest class "
+            f", of {span(held)} of {counts.shape[1]} classes; the commonest class "
             f"of a client has {100 * top.mean():.0f} % of its samples on average"
         )
         by_row = np.zeros((order.rows, counts.shape[1]), dtype=np.int64)
@@ -153,7 +155,7 @@ def cohort_data(run: Run, order: Order) -> dict[str, Any] | None:
         "first": run.records[0].round,
         "rounds": len(run.records),
         "cohort_caption": f"{len(run.records)} rounds, cohorts of {len(run.records[-1].cohort)}. "
-        f"A client took part {taken.min()} to {taken.max()} times; "
+        f"A client took part {span(taken)} times; "
         f"{int((taken == 0).sum())} of {len(taken)} never did.",
         "weight_caption": weight_caption(run, weights, cohort, places),
     }
