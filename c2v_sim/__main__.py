@@ -8,6 +8,7 @@ COMMANDS = {
     "sweep": "a grid of runs, and their table",
     "tables": "the table of a sweep, beside the paper's",
     "index": "a vector for every client, before training",
+    "report": "one HTML page about one run or many",
     "doctor": "which backends work here, and why others do not",
 }
 

@@ -3,6 +3,7 @@
 config.toml        every setting
 manifest.json      data source and hash, partition, evaluation, versions, commit, machine
 partition.npz      which sample belongs to which client
+clients.npz        label_counts [M, K] of the training samples, test_sizes [M], domains [M] or [0]
 index.safetensors  the client index, where one steers the run
 rounds.jsonl       one record a round, written as soon as the round is done
 rounds.csv         the same as a table (rounds_csv.py), written with every checkpoint
@@ -40,6 +41,7 @@ from c2v_sim.records import Result, RoundRecord
 from c2v_sim.simulator import Simulator
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
+CLIENTS = "clients.npz"
 ROUNDS, CHECKPOINTS, RESULT = "rounds.jsonl", "checkpoints", "result.json"
 MODEL, PICTURE, INDEX = "model.safetensors", "accuracy.png", "index.safetensors"
 TABLE = "rounds.csv"
@@ -54,6 +56,17 @@ def create_run_directory(path: Path, simulator: Simulator, label: str, command: 
         (folder / CONFIG).write_text(f"# trained on {name}\n" + to_toml(simulator.config))
         (folder / MANIFEST).write_text(facts)
         simulator.federation.partition.save(folder / PARTITION)
+        np.savez_compressed(folder / CLIENTS, **client_facts(simulator.federation))
+
+
+def client_facts(federation: Federation) -> dict[str, Any]:
+    """What each client holds, for pictures: a partition's sample ids alone do not say it."""
+    partition = federation.partition
+    return {
+        "label_counts": federation.label_counts.numpy(),  # [M, K]
+        "test_sizes": np.array([len(ids) for ids in partition.test], dtype=np.int64),  # [M]
+        "domains": np.array(partition.domains or (), dtype=np.int64),  # [M], or [0] without
+    }
 
 
 def manifest(simulator: Simulator, label: str, command: str) -> dict[str, Any]:

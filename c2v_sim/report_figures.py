@@ -1,0 +1,265 @@
+"""The report's figures as Vega-Lite specifications, built and checked by altair.
+
+A specification has no data: the page fills in the data sets that it names, the parameters `rows`
+(how many rows of clients), `middles` and `names` (where the names of groups of clients go on an
+axis) and the height, for the run that is looked at. Colours come from the page's theme; those of
+groups, series and stages are in the data (`colour`), so that they stay when some are hidden.
+"""
+
+from typing import Any
+
+import altair as alt
+
+GIVEN_COLOUR = alt.Color("colour:N", legend=None, scale=None)
+COSINES = alt.Scale(domain=[-1, 1], range="diverging", interpolate="rgb")
+NO_PADDING: dict[str, Any] = {"nice": False, "zero": False}
+
+
+def rows_axis(title: str) -> dict[str, Any]:
+    """Rows of clients from top to bottom, a name at the middle of each group."""
+    return {
+        "title": title,
+        "scale": alt.Scale(domainMin=0, domainMax=alt.ExprRef("rows"), reverse=True, nice=False),
+        "axis": alt.Axis(
+            values=alt.ExprRef("middles"),
+            labelExpr="names[indexof(middles, datum.value)]",
+            labelOverlap="greedy",
+            labelLimit=90,
+            ticks=False,
+            grid=False,
+        ),
+    }
+
+
+def with_rows(chart: alt.Chart) -> alt.Chart:
+    return chart.add_params(
+        alt.param(name="rows", value=1),
+        alt.param(name="middles", value=[]),
+        alt.param(name="names", value=[]),
+    )
+
+
+def rounds_axis(**options: Any) -> dict[str, Any]:
+    """From the beginning to the end of a column of rounds."""
+    axis = alt.Axis(tickMinStep=1, format="d", grid=False)
+    x = alt.X("begin:Q", title="round", scale=alt.Scale(**NO_PADDING), axis=axis, **options)
+    return {"x": x, "x2": "end:Q"}
+
+
+def tips(*fields: str) -> list[alt.Tooltip]:
+    """Tooltips of fields given as `field:type` or `field:type:format`; the field is its title."""
+    out = []
+    for text in fields:
+        name, kind, *form = text.split(":")
+        options: dict[str, Any] = {"format": form[0]} if form else {}
+        out.append(alt.Tooltip(f"{name}:{kind}", **options))
+    return out
+
+
+def colour_bar(title: str, **options: Any) -> alt.Legend:
+    return alt.Legend(
+        title=title, orient="top", direction="horizontal", gradientLength=180, **options
+    )
+
+
+def accuracy_curves() -> alt.LayerChart:
+    """Mean over seeds with a band; colour and dash tell the series apart."""
+    x = alt.X(
+        "round:Q",
+        title="round",
+        scale=alt.Scale(**NO_PADDING),
+        axis=alt.Axis(tickMinStep=1, format="d"),
+    )
+    base = alt.Chart(alt.NamedData("curves")).encode(x=x, color=GIVEN_COLOUR, detail="series:N")
+    band = base.mark_area(opacity=0.18, interpolate="linear").encode(
+        y=alt.Y("low:Q", title="test accuracy (%)"), y2="high:Q"
+    )
+    y = alt.Y("mean:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
+    line = base.mark_line(strokeWidth=2).encode(
+        y=y, strokeDash=alt.StrokeDash("dash:N", legend=None, scale=None)
+    )
+    shown = tips("series:N", "round:Q", "mean:Q:.2f", "low:Q:.2f", "high:Q:.2f", "runs:Q")
+    dot = alt.Opacity("dot:Q", scale=None, legend=None)  # 0 in long runs: for tooltips alone
+    point = base.mark_point(filled=True, size=28).encode(y=y, opacity=dot, tooltip=shown)
+    return band + line + point
+
+
+def time_of_groups() -> alt.Chart:
+    """Seconds a run, by stage, a bar a group."""
+    return (
+        alt.Chart(alt.NamedData("times"))
+        .mark_bar()
+        .encode(
+            y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=150)),
+            x=alt.X("seconds:Q", title="seconds a run"),
+            color=GIVEN_COLOUR,
+            order=alt.Order("place:Q"),
+            tooltip=tips("label:N", "stage:N", "seconds:Q:.2f"),
+        )
+    )
+
+
+def cohort_timeline() -> alt.Chart:
+    """A mark for every client and round it took part in."""
+    return with_rows(
+        alt.Chart(alt.NamedData("cells"))
+        .mark_rect()
+        .encode(
+            **rounds_axis(),
+            y=alt.Y("row:Q", **rows_axis("client")),
+            y2="next:Q",
+            color=GIVEN_COLOUR,
+            opacity=alt.Opacity("opacity:Q", scale=None, legend=None),
+            tooltip=tips("round:N", "client:N", "group:N", "times:Q", "weight:Q:.2f"),
+        )
+    )
+
+
+def weights() -> alt.LayerChart:
+    """The weight of every sampled client, the range of a round, and equal shares."""
+    data = alt.Chart(alt.NamedData("cells"))
+    x = alt.X(
+        "middle:Q",
+        title="round",
+        scale=alt.Scale(**NO_PADDING),
+        axis=alt.Axis(tickMinStep=1, format="d", grid=False),
+    )
+    title = "aggregation weight (%)"
+    span = data.mark_rule(opacity=0.35).encode(
+        x=x, y=alt.Y("min(weight):Q", title=title), y2="max(weight):Q"
+    )
+    point = data.mark_circle(size=40, opacity=0.8).encode(
+        x=x,
+        y=alt.Y("weight:Q", title=title, scale=alt.Scale(zero=False)),
+        color=GIVEN_COLOUR,
+        tooltip=tips("round:N", "client:N", "group:N", "weight:Q:.2f"),
+    )
+    equal = data.mark_line(strokeWidth=1.5, strokeDash=[5, 3]).encode(
+        x=x, y=alt.Y("mean(equal):Q", title=title)
+    )
+    return span + point + equal
+
+
+def client_accuracy() -> alt.Chart:
+    """How many clients reach which accuracy."""
+    return (
+        alt.Chart(alt.NamedData("bins"))
+        .mark_bar(binSpacing=1)
+        .encode(
+            x=alt.X(
+                "begin:Q",
+                bin="binned",
+                title="accuracy of a client (%)",
+                scale=alt.Scale(domain=[0, 100], nice=False),
+                axis=alt.Axis(grid=False, values=list(range(0, 101, 20))),
+            ),
+            x2="end:Q",
+            y=alt.Y("clients:Q", title="clients", axis=alt.Axis(tickMinStep=1)),
+            tooltip=tips("begin:Q", "end:Q", "clients:Q"),
+        )
+    )
+
+
+def partition() -> alt.Chart:
+    """Training samples of each class that each client holds."""
+    return with_rows(
+        alt.Chart(alt.NamedData("held"))
+        .mark_rect()
+        .encode(
+            x=alt.X(
+                "class:N",
+                sort=None,
+                title="class",
+                scale=alt.Scale(domain=["-"], paddingInner=0.06),
+                axis=alt.Axis(labelAngle=-45, labelOverlap=True, labelLimit=80),
+            ),
+            y=alt.Y("row:Q", **rows_axis("client")),
+            y2="next:Q",
+            color=alt.Color(
+                "samples:Q",
+                scale=alt.Scale(type="sqrt", range="ramp", domainMin=0, interpolate="rgb"),
+                legend=colour_bar("training samples", tickCount=4),
+            ),
+            tooltip=tips("client:N", "group:N", "class:N", "samples:Q"),
+        )
+    )
+
+
+def cosine_colour(field: str) -> alt.Color:
+    return alt.Color(field, scale=COSINES, legend=colour_bar("cosine", values=[-1, 0, 1]))
+
+
+def index_map() -> alt.Chart:
+    """Cosine of every two rows of clients."""
+    y = rows_axis("client")
+    x = rows_axis("client")
+    x["scale"] = alt.Scale(domainMin=0, domainMax=alt.ExprRef("rows"), nice=False)
+    x["axis"] = alt.Axis(**(x["axis"].to_dict() | {"labelAngle": -45}))
+    return with_rows(
+        alt.Chart(alt.NamedData("cosines"))
+        .mark_rect()
+        .encode(
+            x=alt.X("column:Q", **x),
+            x2="right:Q",
+            y=alt.Y("row:Q", **y),
+            y2="next:Q",
+            color=cosine_colour("cosine:Q"),
+            tooltip=tips("client:N", "other:N", "cosine:Q:.2f"),
+        )
+    )
+
+
+def group_map() -> alt.LayerChart:
+    """Mean cosine between groups of clients, with the number in each cell."""
+    base = alt.Chart(alt.NamedData("pairs")).encode(
+        x=alt.X("b:N", sort=None, title=None, axis=alt.Axis(labelAngle=-45, labelLimit=90)),
+        y=alt.Y("a:N", sort=None, title=None, axis=alt.Axis(labelLimit=90)),
+    )
+    cells = base.mark_rect().encode(
+        color=cosine_colour("cosine:Q"), tooltip=tips("a:N", "b:N", "cosine:Q:.3f")
+    )
+    numbers = base.mark_text().encode(
+        text=alt.Text("cosine:Q", format=".2f"),
+        opacity=alt.condition("datum.written", alt.value(1), alt.value(0)),
+        color=GIVEN_COLOUR,
+    )
+    return (cells + numbers).resolve_scale(color="independent")
+
+
+def round_times() -> alt.Chart:
+    """Seconds of each stage, round by round."""
+    return (
+        alt.Chart(alt.NamedData("times"))
+        .mark_bar(binSpacing=0.5)
+        .encode(
+            **rounds_axis(bin="binned"),
+            y=alt.Y("seconds:Q", title="seconds a round", stack="zero"),
+            color=GIVEN_COLOUR,
+            order=alt.Order("place:Q"),
+            tooltip=tips("round:N", "stage:N", "seconds:Q:.4f"),
+        )
+    )
+
+
+FIGURES = {
+    "curves": accuracy_curves,
+    "group-times": time_of_groups,
+    "timeline": cohort_timeline,
+    "weights": weights,
+    "histogram": client_accuracy,
+    "partition": partition,
+    "index": index_map,
+    "index-feature": index_map,
+    "groups": group_map,
+    "times": round_times,
+}
+
+
+def specifications() -> dict[str, dict[str, Any]]:
+    """All figures by name; altair raises on a specification that Vega-Lite would not take."""
+    out = {}
+    for name, make in FIGURES.items():
+        spec = make().properties(width="container").to_dict()
+        del spec["config"]  # altair's own sizes; the page has a theme
+        out[name] = spec
+    return out
