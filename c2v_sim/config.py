@@ -228,7 +228,7 @@ def _type_name(f: dataclasses.Field) -> str:
 FIELDS: dict[str, dataclasses.Field] = {f.name: f for f in dataclasses.fields(RunConfig)}
 
 # A setting given by the user that the rest of the configuration would silently ignore.
-_NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
+NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "alpha": ("partition", ("dirichlet",)),
     "lda": ("partition", ("dirichlet",)),
     "shards_per_client": ("partition", ("shards",)),
@@ -287,7 +287,7 @@ def make_config(
     base = base or RunConfig()
     config = dataclasses.replace(base, **_as_the_data_comes(values, base))
     without_effect: dict[str, Any] = {}
-    for key, (other, allowed) in _NEEDS.items():
+    for key, (other, allowed) in NEEDS.items():
         set_to = getattr(config, other)
         values_set = set_to if isinstance(set_to, tuple) else (set_to,)
         if set(values_set) & set(allowed):

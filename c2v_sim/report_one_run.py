@@ -221,9 +221,19 @@ def seconds_data(run: Run) -> dict[str, Any] | None:
         "width": width,
         "first": run.records[0].round,
         "stages": {s: rounded(np.array(parts)[:, i], 4) for i, s in enumerate(STAGES)},
-        "caption": f"{totals.sum():.3g} s in {len(table)} rounds: {said}. Building the client "
-        "index, loading data and writing checkpoints are not in it.",
+        "caption": f"{totals.sum():.3g} s in {len(table)} rounds: {said}. Loading data and "
+        f"writing checkpoints are not in it{index_words(run)}.",
     }
+
+
+def index_words(run: Run) -> str:
+    """What the client index took, which is made before the first round."""
+    about = run.manifest.get("index")
+    if not about:
+        return ""
+    seconds = about.get("seconds")
+    took = "an unrecorded time" if seconds is None else f"{seconds:.3g} s"
+    return f", nor is making the client index, which took {took}"
 
 
 def text_of(value: Any) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from c2v_sim import run_directory
 from c2v_sim.client_index import ClientIndex
-from c2v_sim.config import _NEEDS
+from c2v_sim.config import NEEDS
 from c2v_sim.partition import UNREADABLE, Partition
 from c2v_sim.records import Result, RoundRecord
 
@@ -205,7 +205,7 @@ def has_effect(name: str, facts: dict[str, Any]) -> bool:
     """Whether the other settings let this one do something."""
     if name.startswith("index"):
         return bool(facts.get("improve"))
-    other, allowed = _NEEDS.get(name, (name, None))
+    other, allowed = NEEDS.get(name, (name, None))
     value = facts.get(other)
     values = value if isinstance(value, list) else [value]
     return allowed is None or bool(set(values) & set(allowed))
