@@ -95,6 +95,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(grid):
     assert "-m c2v_sim.run --config" in failed["command"]
     assert "is not finite; lower the learning rate" in failed["log"][-1]
     assert (out / "sweep.toml").read_text() == GRID
+    assert "Tiny" in (out / "table.md").read_text()  # also with a cell that failed
     assert manifest(out / "cells" / GOOD[0])["preset"] == "sweep out, cell fedavg-original"
     assert manifest(out / "cells" / GOOD[0])["lanes"] == 1
 
