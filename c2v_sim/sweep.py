@@ -125,7 +125,7 @@ def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
         left = duration(times.cells[cell.name]) if cell.name in times.cells else "–"
         print(f"{cell.name:<{width}}{states[cell.name]:<12}{left:>8}  {settings[cell.name]}")
     for key, seconds in times.indices.items():
-        print(f"index {named(users[key])}: {duration(seconds) if seconds else 'is cached'}")
+        print(f"index {named(users[key])}: {duration(seconds)}")
     work = sum(times.cells.values()) + sum(times.indices.values())
     print(
         f"{len(todo)} of {len(cells)} cells to run: {duration(work)} of work, about "

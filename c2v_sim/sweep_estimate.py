@@ -10,6 +10,7 @@ be cells side by side, so that what they take from one another is in the measure
 """
 
 import dataclasses
+import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +36,19 @@ from c2v_sim.run_directory import ROUNDS
 from c2v_sim.sampling import cohort_size
 from c2v_sim.simulator import Simulator
 from c2v_sim.sweep_file import Cell, cell_folder
+from c2v_sim.sweep_jobs import python
 from c2v_sim.threads import choose_device
 from c2v_sim.windows import Windows
 
-START = 3.0  # seconds of a process before its first step, measured
 KIND = ["dataset", "model", "norm", "algorithm", "batch_size", "augment", "index", "clients"]
 KIND += ["train_size", "clients_per_domain", "participation", "partition"]
+
+
+def start_seconds() -> float:
+    """Seconds of a process before its first step."""
+    begin = time.perf_counter()
+    subprocess.run([*python(), "-c", "import c2v_sim.run"], check=True)
+    return time.perf_counter() - begin
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ def estimate(out: Path, cells: list[Cell], users: dict[str, list[Cell]], at_once
     """`users`: the cells of each index that is to be built (sweep_runner.index_users)."""
     paces: dict[tuple, Pace] = {}
     steps: dict[tuple, float] = {}
-    times, indices, begun = {}, {}, set()
+    times, indices, begun, start = {}, {}, set(), start_seconds()
     first_user = {using[0].name: key for key, using in users.items()}
     for cell in cells:
         federation, config = build_federation(cell.config)
@@ -78,11 +86,12 @@ def estimate(out: Path, cells: list[Cell], users: dict[str, list[Cell]], at_once
         group = likely_group(cell.config)
         file = cell_folder(out, cell) / ROUNDS
         done = file.read_bytes().count(b"\n") if file.exists() else 0
-        times[cell.name] = cell_seconds(federation, config, paces[kind], done, group in begun)
+        work = cell_seconds(federation, config, paces[kind], done, group in begun)
+        times[cell.name] = start + work
         begun.add(group)
         if cell.name in first_user:
             key = first_user[cell.name]
-            indices[key] = index_seconds(federation, config, steps)
+            indices[key] = start + index_seconds(federation, config, steps)
     return Estimate(times, indices)
 
 
@@ -97,7 +106,7 @@ def cell_seconds(
     tests = config.rounds // config.eval_every - done // config.eval_every
     tests += config.rounds % config.eval_every > 0
     work = rounds * (trained + pace.aggregation) - (trained if shared and not done else 0.0)
-    return START + work + tests * len(federation.dataset.y_test) * pace.test_sample
+    return work + tests * len(federation.dataset.y_test) * pace.test_sample
 
 
 def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
@@ -186,12 +195,12 @@ def index_seconds(federation: Federation, config: RunConfig, steps: dict[tuple, 
         rate = (time.perf_counter() - begin) / len(few.y_train)
         seconds = rate * len(chosen.y_train)
     if settings.index != "dsa-ign":
-        return START + seconds
+        return seconds
     kind = (settings.strategy, settings.decoder, settings.dropout > 0)
     if kind not in steps:
         steps[kind] = pair_seconds(settings)
     samples = len(federation.dataset.y_train)
-    return START + seconds + steps[kind] * (pairs_trained(federation, settings) + samples / 3)
+    return seconds + steps[kind] * (pairs_trained(federation, settings) + samples / 3)
 
 
 def pairs_trained(federation: Federation, settings: IndexConfig) -> float:

@@ -26,6 +26,11 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
 
 
+def python() -> list[str]:
+    """The interpreter that runs this, with its -P."""
+    return [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
+
+
 @dataclass(eq=False)
 class Job:
     """A process, before, while and after it runs."""

@@ -5,7 +5,6 @@ import hashlib
 import json
 import shlex
 import shutil
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,13 +18,13 @@ from c2v_sim.interrupt import Interrupt
 from c2v_sim.progress import percent
 from c2v_sim.run_directory import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.sweep_file import Cell, cell_folder
-from c2v_sim.sweep_jobs import Job, run_jobs
+from c2v_sim.sweep_jobs import Job, python, run_jobs
 from c2v_sim.sweep_progress import SweepProgress, duration, rounds_done
 from c2v_sim.threads import choose_device, usable_cores
 
 SHARED = "shared"
 SECONDS_BETWEEN_LINES = 15.0  # about an index that is being built
-PYTHON = [sys.executable, *(["-P"] if sys.flags.safe_path else []), "-m"]
+PYTHON = [*python(), "-m"]
 
 
 def beside(out: Path, cell: Cell, ending: str) -> Path:
@@ -161,8 +160,8 @@ class Runner:
             nonlocal shown
             if running and time.monotonic() - shown > SECONDS_BETWEEN_LINES:
                 shown = time.monotonic()
-                lines = [line for line in running[0].tail(1) if "ETA" in line]
-                self.progress.say(f"index {named(running[0].about)}: {' '.join(lines)}")
+                for line in running[0].tail(1):
+                    self.progress.say(f"index {named(running[0].about)}: {line}")
 
         def ended(job: Job, code: int) -> None:
             if code == 0:
