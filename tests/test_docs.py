@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from c2v_sim import Algorithm, Federation, RunConfig, Simulator, index, ops, run, sweep
+from c2v_sim import Algorithm, Federation, RunConfig, Simulator, index, ops, report, run, sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -64,7 +64,7 @@ def test_commands_name_modules_and_flags_that_exist(name, line):
         assert all(f'"{flag}"' in script for flag in given)
         return
     module = importlib.import_module(words[2])
-    parsers = {"c2v_sim.run": run, "c2v_sim.index": index, "c2v_sim.sweep": sweep}
+    parsers = {f"c2v_sim.{m.__name__.split('.')[1]}": m for m in (run, index, sweep, report)}
     if words[2] not in parsers:
         assert all(f'"{flag}"' in Path(module.__file__).read_text() for flag in given)
         return
@@ -75,7 +75,7 @@ def test_commands_name_modules_and_flags_that_exist(name, line):
 
 def test_every_kind_of_command_was_found():
     shown = {line.split()[2] for _, line in COMMANDS if line.split()[1] == "-m"}
-    assert shown >= {f"c2v_sim.{name}" for name in ("run", "index", "sweep", "doctor")}
+    assert shown >= {f"c2v_sim.{name}" for name in ("run", "index", "sweep", "report", "doctor")}
     assert len(COMMANDS) > 15
 
 
