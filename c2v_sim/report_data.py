@@ -57,7 +57,7 @@ COLUMNS_OF_TABLE = ["data set", "model", "algorithm", "improved by the index"]
 
 
 def summary_table(groups: Sequence[Group]) -> dict[str, Any]:
-    """A row a group: mean ± standard deviation over seeds."""
+    """A row a group: mean ± population standard deviation over seeds."""
     rows = []
     for group in groups:
         scores = [s for run in group.runs if (s := best_and_last(run))]
@@ -65,12 +65,13 @@ def summary_table(groups: Sequence[Group]) -> dict[str, Any]:
         rounds = "; ".join(dict.fromkeys(run.rounds for run in group.runs))
         rows.append(
             [
-                *(group.label, *settings_cells(group.runs[0]), seeds),
-                *(percent([best for best, _ in scores]), percent([last for _, last in scores])),
+                # the result first: a phone shows no more without scrolling
+                *(group.label, percent([best for best, _ in scores])),
+                *(percent([last for _, last in scores]), seeds, *settings_cells(group.runs[0])),
                 *(rounds, f"{np.mean([run.seconds for run in group.runs]):.1f}"),
             ]
         )
-    head = ["experiment", *COLUMNS_OF_TABLE, "seed(s)", "best", "last", "rounds", "seconds a run"]
+    head = ["experiment", "best", "last", "seed(s)", *COLUMNS_OF_TABLE, "rounds", "seconds a run"]
     return {"head": head, "rows": rows}
 
 
@@ -81,7 +82,7 @@ def summary_words(runs: Sequence[Run]) -> str:
         "samples; best is the highest of all rounds, last that of the last one."
     ]
     if len(runs) > 1:
-        words.append("Of several seeds: mean ± standard deviation.")
+        words.append("Of several seeds: mean ± population standard deviation.")
     for what, values in (
         ("commits", {run.manifest.get("commit") for run in runs}),
         ("machines", {str(run.manifest.get("machine")) for run in runs}),

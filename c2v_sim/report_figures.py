@@ -71,8 +71,9 @@ def accuracy_curves() -> alt.LayerChart:
         axis=alt.Axis(tickMinStep=1, format="d"),
     )
     base = alt.Chart(alt.NamedData("curves")).encode(x=x, color=GIVEN_COLOUR, detail="series:N")
-    band = base.mark_area(opacity=0.18, interpolate="linear").encode(
-        y=alt.Y("low:Q", title="test accuracy (%)"), y2="high:Q"
+    faint = alt.Opacity("band:Q", scale=None, legend=None)  # the fainter, the more there are
+    band = base.mark_area(interpolate="linear").encode(
+        y=alt.Y("low:Q", title="test accuracy (%)"), y2="high:Q", opacity=faint
     )
     y = alt.Y("mean:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
     line = base.mark_line(strokeWidth=2).encode(

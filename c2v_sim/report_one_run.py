@@ -44,7 +44,7 @@ def percent(values: Sequence[float]) -> str:
     if not values:
         return "–"
     mean = f"{100 * np.mean(values):.1f}"
-    return f"{mean} ± {100 * np.std(values, ddof=1):.1f} %" if len(values) > 1 else f"{mean} %"
+    return f"{mean} ± {100 * np.std(values):.1f} %" if len(values) > 1 else f"{mean} %"
 
 
 def best_and_last(run: Run) -> tuple[float, float] | None:

@@ -168,19 +168,27 @@ def read_clients(path: Path, index: ClientIndex | None) -> Clients:
 
 
 def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs by equal settings; groups in the order of their first run, seeds in theirs."""
+    """Runs by equal settings; groups in the order of their first run, an algorithm as it is before
+    its improvements, seeds in their order."""
     facts = [compared(run) for run in runs]
     members: dict[str, list[int]] = {}
     for i, fact in enumerate(facts):
         members.setdefault(json.dumps(fact, sort_keys=True), []).append(i)
-    firsts = [facts[ids[0]] for ids in members.values()]
+    algorithms = list(dict.fromkeys(run.config.get("algorithm") for run in runs))
+
+    def place(ids: list[int]) -> tuple[int, int]:
+        config = runs[ids[0]].config
+        return algorithms.index(config.get("algorithm")), len(config.get("improve", ()))
+
+    grouped = sorted(members.values(), key=place)
+    firsts = [facts[ids[0]] for ids in grouped]
     names = [n for n in dict.fromkeys(n for fact in firsts for n in fact) if differs(n, firsts)]
     return [
         Group(
             group_label(facts[ids[0]], names),
             sorted((runs[i] for i in ids), key=lambda run: run.config.get("seed", 0)),
         )
-        for ids in members.values()
+        for ids in grouped
     ]
 
 

@@ -30,6 +30,7 @@ function allSeries() {
 
 function curvesFigure() {
   const rows = [];
+  const shown = allSeries().length - hidden.size;
   let top = null;
   allSeries().forEach(([series, curve], i) => {
     if (hidden.has(i)) return;
@@ -39,7 +40,7 @@ function curvesFigure() {
       if (top === null || mean > top.mean) top = { series, mean, round };
       rows.push({
         series, round, mean, low: curve.low?.[t] ?? mean, high: curve.high?.[t] ?? mean,
-        runs: curve.runs?.[t] ?? 1, dot: curve.round.length > 40 ? 0 : 1,
+        runs: curve.runs?.[t] ?? 1, band: 0.18 * Math.min(1, 3 / shown), dot: curve.round.length > 40 ? 0 : 1,
         colour: category(i), dash: DASHES[Math.floor(i / 8) % 4],
       });
     });
