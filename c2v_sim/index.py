@@ -27,7 +27,8 @@ from c2v_sim.index_config import IndexConfig
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.progress import IndexProgress
-from c2v_sim.run import build_federation, fail, new_path, whole_or_auto
+from c2v_sim.run import build_federation, fail, new_path
+from c2v_sim.run_settings import whole_or_auto
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
 SETTINGS, CHECKPOINT = "settings.json", "training.safetensors"
