@@ -60,7 +60,7 @@ class SweepProgress:
                 initial=sum(self.rounds.values()),
                 file=self.stream,
                 dynamic_ncols=True,
-                bar_format="{desc} {percentage:3.0f} %|{bar}| {postfix}",
+                bar_format="{percentage:3.0f} %|{bar}| {desc}",
             )
 
     def say(self, line: str) -> None:
@@ -96,9 +96,9 @@ class SweepProgress:
             shown.append(f"{cell.name} {self.rounds[cell.name]}/{cell.config.rounds}")
         left = self.left(running)
         self.bar.n = sum(self.rounds.values())
-        self.bar.set_description_str(f"{self.done}/{len(self.cells)} cells", refresh=False)
-        eta = f"ETA {duration(left)}  " if left else ""
-        self.bar.set_postfix_str(eta + ", ".join(shown))
+        eta = f"  ETA {duration(left)}" if left else ""
+        count = f"{self.done}/{len(self.cells)} cells"
+        self.bar.set_description_str(f"{count}{eta}  {', '.join(shown)}")
 
     def left(self, running: Iterable[Job]) -> float:
         """Seconds until all cells are done; 0 while nothing is known."""
