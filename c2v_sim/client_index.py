@@ -203,15 +203,10 @@ def build_index(
     on. on_point: called after every epoch (global) or round (federated) with the losses so far.
     stop: once set, the step in flight is finished, the checkpoint written and Interrupted raised.
     """
-    config, start, points = config or IndexConfig(), time.perf_counter(), 0
+    config, start = config or IndexConfig(), time.perf_counter()
+    fresh = checkpoint is None or not checkpoint.exists()
     dataset, partition = federation.dataset, federation.partition
     chosen = federation.limited(config.max_samples, config.seed)
-
-    def on_own_point(training: Training) -> None:
-        nonlocal points
-        points += 1
-        on_point(training)
-
     used, y = chosen.partition, chosen.dataset.y_train
     if embeddings is None:
         embeddings = embed_dataset(chosen.dataset, config.make_encoder(), cache_dir=cache_dir)
@@ -232,7 +227,7 @@ def build_index(
             config,
             checkpoint=checkpoint,
             identity=identity,
-            on_point=on_own_point,
+            on_point=on_point,
             stop=stop,
         )
         feature = feature_index(network, pairs, used, config)
@@ -256,8 +251,7 @@ def build_index(
     control = feature_average(images, used)
     provenance["quality"] = quality(index.feature, index.label, counts, domains, control)
     # Of a resumed training only the last part was seen, which is no answer.
-    whole = points == len(curve)
-    provenance["seconds"] = round(time.perf_counter() - start, 2) if whole else None
+    provenance["seconds"] = round(time.perf_counter() - start, 2) if fresh else None
     return index
 
 

@@ -135,6 +135,15 @@ def killed_and_resumed(command: str, out: Path, points: list[tuple]) -> dict:
     return {"statuses": statuses, "code": code, "bits": bits(out), "log": log[-3000:]}
 
 
+def without_seconds(texts: dict) -> dict:
+    """The texts stored in a file; an index also says how long it took."""
+    if "provenance" not in texts:
+        return texts
+    about = json.loads(texts["provenance"])
+    about.pop("seconds")
+    return texts | {"provenance": about}
+
+
 def bits(out: Path) -> dict:
     """Everything in the directory that must be the same, the clock left out."""
 
@@ -145,7 +154,7 @@ def bits(out: Path) -> dict:
     for path in sorted(out.glob("*.safetensors")):
         # Texts stored in such a file come in any order; a run's model has only one.
         with safe_open(str(path), framework="pt") as file:
-            found[path.name] = [checksum(load_file(path)), file.metadata()]
+            found[path.name] = [checksum(load_file(path)), without_seconds(file.metadata())]
     if (out / "model.safetensors").exists():
         found["model"] = sha256(out / "model.safetensors")
     if (out / "rounds.jsonl").exists():
