@@ -36,6 +36,8 @@ INDEX_PARTS = ("both", "feature", "label")
 STATE_DTYPES = ("float32", "bfloat16")
 WEIGHT_RULES = ("caption", "appendix")
 IMPROVEMENTS = ("sampling", "aggregation", "local")
+# Settings that change where and how fast a run goes, not its result: a resume may change them.
+FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every", "state_memory"}
 
 
 class ConfigError(ValueError):

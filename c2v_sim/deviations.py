@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from c2v_sim.config import FIELDS, RunConfig
+from c2v_sim.config import FIELDS, FREE_ON_RESUME, RunConfig
 from c2v_sim.sweep_file import SEEDS, Sweep, read_sweep
 from c2v_sim.sweep_results import CellRun
 
@@ -21,8 +21,7 @@ PAPER_ENCODER, CLIP = "CLIP ViT-B/32", "clip ViT-B-32"
 PRETRAINED = ("mobilenetv2", "resnet18-imagenet")  # start from ImageNet weights in the paper
 # Compared in words of their own, or without a bearing on the result.
 NOT_SETTINGS = {"dataset", "model", "pretrained", "clients", "clients_per_domain", "index_encoder"}
-NOT_SETTINGS |= {"train_size", "test_size", "seed", "data_dir", "require_real_data", "lanes"}
-NOT_SETTINGS |= {"device", "deterministic", "state_memory", "checkpoint_every"}
+NOT_SETTINGS |= {"train_size", "test_size", "seed", "device", "deterministic"} | FREE_ON_RESUME
 OF_INDEX_NETWORK = {"index_epochs", "index_dropout", "index_decoder", "index_omit_loss"}
 WORDS = {
     "lr": "learning rate",

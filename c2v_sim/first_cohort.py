@@ -23,7 +23,7 @@ from torch import Tensor
 from c2v_sim import run_directory, tensor_file
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.client_index import federation_facts
-from c2v_sim.config import FIELDS, RunConfig
+from c2v_sim.config import FIELDS, FREE_ON_RESUME, RunConfig
 from c2v_sim.records import RoundRecord
 from c2v_sim.simulator import Simulator
 
@@ -32,8 +32,8 @@ LARGEST = 1_000_000_000  # bytes; more is hardly faster read than trained
 # Hooks of an algorithm that act before or in local training.
 HOOKS = ("before_round", "begin", "step_terms", "local_loss", "loss")
 # Settings that act after the first local training, or only on where and how fast a run goes.
-LATER = {"rounds", "eval_every", "checkpoint_every", "lanes", "data_dir", "require_real_data"}
-LATER |= {"state_dtype", "state_memory", "tau", "gamma", "lambda1", "server_momentum", "improve"}
+LATER = FREE_ON_RESUME | {"rounds", "eval_every", "state_dtype", "tau", "gamma", "lambda1"}
+LATER |= {"server_momentum", "improve"}
 OF_THE_INDEX = {name for name in FIELDS if name.startswith(("index", "local_weight"))}
 
 

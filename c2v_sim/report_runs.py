@@ -16,16 +16,13 @@ import numpy as np
 
 from c2v_sim import run_directory
 from c2v_sim.client_index import ClientIndex
-from c2v_sim.config import NEEDS
+from c2v_sim.config import FREE_ON_RESUME, NEEDS
 from c2v_sim.partition import UNREADABLE, Partition
 from c2v_sim.records import Result, RoundRecord
 
-# The seed, settings on which the result does not depend, and a file: the manifest says what was
+# Settings on which the result does not depend, the seed, and a file: the manifest says what was
 # in it.
-NOT_COMPARED = {
-    *("seed", "data_dir", "require_real_data", "lanes", "device", "checkpoint_every"),
-    *("state_memory", "index_file"),
-}
+NOT_COMPARED = FREE_ON_RESUME | {"seed", "device", "index_file"}
 ENCODER_STAND_INS = ("builtin", "pretrained-lite")  # the paper's is CLIP
 
 

@@ -1,10 +1,13 @@
 """The client index of a run: found or built in the run's directory before the first round."""
 
+import threading
 from pathlib import Path
 
 from c2v_sim import run_directory
 from c2v_sim.client_index import ClientIndex
+from c2v_sim.config import RunConfig
 from c2v_sim.embeddings import Embeddings
+from c2v_sim.federation import Federation
 from c2v_sim.index_cache import cached_index, index_embeddings
 from c2v_sim.index_config import index_settings
 from c2v_sim.progress import IndexProgress
@@ -34,22 +37,33 @@ def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) 
     """Build the index that is still missing, and leave it in the run directory."""
     config = simulator.config
     if embeddings is not None:
-        settings = index_settings(config)
-        bar = IndexProgress(settings) if settings.index == "dsa-ign" else None
-        try:
-            index = cached_index(
-                simulator.federation,
-                settings,
-                embeddings,
-                data_dir=config.data_dir,
-                checkpoint=out / CHECKPOINT,
-                on_point=bar.point if bar else lambda training: None,
-                stop=simulator.stop,
-            )
-        finally:
-            if bar:
-                bar.close()
-        simulator.use_index(index)
+        federation, stop = simulator.federation, simulator.stop
+        simulator.use_index(shown_index(federation, config, embeddings, out / CHECKPOINT, stop))
     if simulator.index is not None and not (out / run_directory.INDEX).exists():
         run_directory.add_index(out, simulator.index)
         (out / CHECKPOINT).unlink(missing_ok=True)
+
+
+def shown_index(
+    federation: Federation,
+    config: RunConfig,
+    embeddings: Embeddings,
+    checkpoint: Path,
+    stop: threading.Event,
+) -> ClientIndex:
+    """The index that `config` asks for, from the cache or built with its progress shown."""
+    settings = index_settings(config)
+    bar = IndexProgress(settings) if settings.index == "dsa-ign" else None
+    try:
+        return cached_index(
+            federation,
+            settings,
+            embeddings,
+            data_dir=config.data_dir,
+            checkpoint=checkpoint,
+            on_point=bar.point if bar else lambda training: None,
+            stop=stop,
+        )
+    finally:
+        if bar:
+            bar.close()

@@ -11,6 +11,7 @@ from typing import Any
 from c2v_sim import run_directory
 from c2v_sim.config import (
     FIELDS,
+    FREE_ON_RESUME,
     PRESETS,
     ConfigError,
     RunConfig,
@@ -19,9 +20,6 @@ from c2v_sim.config import (
     read_toml,
 )
 from c2v_sim.tensorboard_log import FOLDER
-
-# Settings that change where and how fast a run goes, not its result: a resume may change them.
-FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every", "state_memory"}
 
 
 def parser() -> argparse.ArgumentParser:

@@ -23,12 +23,11 @@ from typing import Any
 
 import tomli_w
 
-from c2v_sim.config import FIELDS, ConfigError
+from c2v_sim.config import FIELDS, FREE_ON_RESUME, ConfigError
 from c2v_sim.directory_lock import LOCK, InUse, in_use
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.run import fail
 from c2v_sim.run_directory import write_text
-from c2v_sim.run_settings import FREE_ON_RESUME
 from c2v_sim.sweep_file import Cell, Sweep, read_sweep
 from c2v_sim.sweep_memory import memory_needs
 from c2v_sim.sweep_progress import duration

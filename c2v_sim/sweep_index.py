@@ -14,34 +14,20 @@ from pathlib import Path
 from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import RunConfig, make_config, read_toml
 from c2v_sim.federation import Federation
-from c2v_sim.index_cache import cached_index, index_embeddings
+from c2v_sim.index_cache import index_embeddings
 from c2v_sim.index_config import index_settings
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.malloc import keep_freed_memory
-from c2v_sim.progress import IndexProgress
 from c2v_sim.run import build_federation, fail
+from c2v_sim.run_index import shown_index
 
 
 def build(
     federation: Federation, config: RunConfig, checkpoint: Path, stop: threading.Event
 ) -> None:
     """Put the index that `config` needs into the cache."""
-    settings = index_settings(config)
-    embeddings = index_embeddings(federation, settings, config.data_dir)
-    bar = IndexProgress(settings) if settings.index == "dsa-ign" else None
-    try:
-        cached_index(
-            federation,
-            settings,
-            embeddings,
-            data_dir=config.data_dir,
-            checkpoint=checkpoint,
-            on_point=bar.point if bar else lambda training: None,
-            stop=stop,
-        )
-    finally:
-        if bar:
-            bar.close()
+    embeddings = index_embeddings(federation, index_settings(config), config.data_dir)
+    shown_index(federation, config, embeddings, checkpoint, stop)
     checkpoint.unlink(missing_ok=True)
 
 
