@@ -28,10 +28,10 @@ from c2v_sim.directory_lock import LOCK, InUse, in_use
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.run import fail
 from c2v_sim.run_directory import write_text
-from c2v_sim.sweep_file import Cell, Sweep, read_sweep
+from c2v_sim.sweep_file import Cell, Sweep, read_sweep, state
 from c2v_sim.sweep_memory import memory_needs
 from c2v_sim.sweep_progress import duration
-from c2v_sim.sweep_runner import Runner, how_many, index_users, named, state
+from c2v_sim.sweep_runner import Runner, how_many, index_users, named
 
 SWEEP = "sweep.toml"
 

@@ -40,6 +40,7 @@ from typing import Any
 
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config, preset
 from c2v_sim.index_config import index_settings
+from c2v_sim.run_directory import CONFIG, RESULT
 
 SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
 SHAPES |= {"skip": list, "table": dict}
@@ -83,6 +84,22 @@ class Sweep:
 def cell_folder(out: Path, cell: Cell) -> Path:
     """The run directory of a cell in the sweep's directory `out`."""
     return out / "cells" / cell.name
+
+
+def beside(out: Path, cell: Cell, ending: str) -> Path:
+    """A file beside the cell's run directory: NAME.toml, NAME.log, NAME.failed."""
+    folder = cell_folder(out, cell)
+    return folder.with_name(f"{folder.name}.{ending}")
+
+
+def state(out: Path, cell: Cell) -> str:
+    """done, failed, unfinished or new."""
+    if beside(out, cell, "failed").exists():
+        return "failed"
+    folder = cell_folder(out, cell)
+    if (folder / RESULT).exists():
+        return "done"
+    return "unfinished" if (folder / CONFIG).exists() else "new"
 
 
 def read_sweep(file: str | Path, settings: Mapping[str, Any] | None = None) -> Sweep:

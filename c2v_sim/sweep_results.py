@@ -22,7 +22,7 @@ from typing import Any
 
 from c2v_sim.config import RunConfig, make_config, read_toml
 from c2v_sim.run_directory import CONFIG, MANIFEST, RESULT, ROUNDS, parse_rounds
-from c2v_sim.sweep_file import SEEDS, Cell, Sweep, Table, cell_folder
+from c2v_sim.sweep_file import SEEDS, Cell, Sweep, Table, beside, cell_folder, state
 
 ORIGINAL = "original"  # the column that gains are taken over
 ACCURACY = "best accuracy"
@@ -93,24 +93,23 @@ class Entry:
 
 def read_cells(sweep: Sweep, out: Path) -> list[CellRun]:
     """All cells of the sweep, with what is in OUT/cells."""
-    return [read_cell(cell, cell_folder(out, cell)) for cell in sweep.cells]
+    return [read_cell(cell, out) for cell in sweep.cells]
 
 
-def read_cell(cell: Cell, folder: Path) -> CellRun:
-    config = cell.config
+def read_cell(cell: Cell, out: Path) -> CellRun:
+    folder, status, config = cell_folder(out, cell), state(out, cell), cell.config
     manifest: dict[str, Any] = {}
     result: dict[str, Any] = {}
     if (folder / CONFIG).is_file():
         config = make_config(read_toml(folder / CONFIG))
         manifest = read_json(folder / MANIFEST)
-    failure = folder.with_name(f"{folder.name}.failed")  # written by sweep.py
-    if failure.exists():
-        return CellRun(cell, "failed", folder, config, manifest, result, failure_reason(failure))
-    if (folder / RESULT).is_file():
-        status, result = "done", read_json(folder / RESULT)
-    else:
-        status = "unfinished" if manifest else "not run"
-    return CellRun(cell, status, folder, config, manifest, result)
+    if status == "failed":
+        reason = failure_reason(beside(out, cell, "failed"))
+        return CellRun(cell, status, folder, config, manifest, result, reason)
+    if status == "done":
+        result = read_json(folder / RESULT)
+    shown = "not run" if status == "new" else status
+    return CellRun(cell, shown, folder, config, manifest, result)
 
 
 def failure_reason(path: Path) -> str:

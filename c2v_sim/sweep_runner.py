@@ -17,7 +17,7 @@ from c2v_sim.index_config import index_settings
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.progress import percent
 from c2v_sim.run_directory import CONFIG, INDEX, RESULT, to_json, write_text
-from c2v_sim.sweep_file import Cell, cell_folder
+from c2v_sim.sweep_file import Cell, beside, cell_folder, state
 from c2v_sim.sweep_jobs import Job, python, run_jobs
 from c2v_sim.sweep_progress import SweepProgress, duration, rounds_done
 from c2v_sim.threads import choose_device, usable_cores
@@ -25,22 +25,6 @@ from c2v_sim.threads import choose_device, usable_cores
 SHARED = "shared"
 SECONDS_BETWEEN_LINES = 15.0  # about an index that is being built
 PYTHON = [*python(), "-m"]
-
-
-def beside(out: Path, cell: Cell, ending: str) -> Path:
-    """A file beside the cell's run directory: NAME.toml, NAME.log, NAME.failed."""
-    folder = cell_folder(out, cell)
-    return folder.with_name(f"{folder.name}.{ending}")
-
-
-def state(out: Path, cell: Cell) -> str:
-    """done, failed, unfinished or new."""
-    if beside(out, cell, "failed").exists():
-        return "failed"
-    folder = cell_folder(out, cell)
-    if (folder / RESULT).exists():
-        return "done"
-    return "unfinished" if (folder / CONFIG).exists() else "new"
 
 
 def index_key(config: RunConfig) -> str:

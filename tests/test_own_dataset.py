@@ -1,25 +1,20 @@
 """examples/own_dataset.py: a user's arrays, model and embeddings."""
 
-import subprocess
 import sys
-from pathlib import Path
 
 import torch
+from example_scripts import EXAMPLES, printed
 
 from c2v_sim.client_index import feature_average
 from c2v_sim.embeddings import given_embeddings
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
 sys.path.insert(0, str(EXAMPLES))
 
-from own_dataset import SITES, STATIONS, embeddings, measurements  # noqa: E402
+from own_dataset import SITES, STATIONS, embeddings, measurements
 
 
 def test_the_example_prints_what_it_claims():
-    command = [sys.executable, "-P", str(EXAMPLES / "own_dataset.py")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    within, between, plain, steered = done.stdout.splitlines()
+    within, between, plain, steered = printed("own_dataset.py")
     assert within.startswith("similarity within sites ")
     assert between.startswith("similarity between sites ")
     assert float(within.split()[-1]) - float(between.split()[-1]) > 0.8
