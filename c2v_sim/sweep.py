@@ -8,8 +8,9 @@ cells/NAME/        the run directory of each cell; NAME.toml: its settings, NAME
 table.md .csv .json  the results side by side
 shared/            what cells have in common, until all of them are done
 
-The same command goes on with an interrupted sweep and tries failed cells again. Exit codes: 0 all
-cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
+The same command goes on with an interrupted sweep and tries failed cells again. A file that has
+grown since (a seed more, a case more) goes on with what is there; one that changes or drops a cell
+is refused. Exit codes: 0 all cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
@@ -80,15 +81,14 @@ def text_with(text: str, settings: dict[str, Any]) -> str:
 
 
 def check_same(out: Path, sweep: Sweep) -> None:
-    """Refuse to go on with another sweep than the one that `out` holds."""
+    """Refuse to go on with another sweep than the one that `out` holds; it may have grown."""
     if not (out / SWEEP).exists():
         if out.exists() and any(p.name != LOCK for p in out.iterdir()):
             raise ConfigError(f"--out {out} is not empty and holds no {SWEEP}; name another")
         return
     saved = {cell.name: cell.config for cell in read_sweep(out / SWEEP).cells}
     now = {cell.name: cell.config for cell in sweep.cells}
-    differing = [f"cell {name} is not there" for name in now.keys() - saved.keys()]
-    differing += [f"cell {name} is there" for name in saved.keys() - now.keys()]
+    differing = [f"cell {name} is not in this one" for name in saved.keys() - now.keys()]
     for name in saved.keys() & now.keys():
         differing += [
             f"{key} of cell {name} (was {getattr(saved[name], key)}, now {getattr(now[name], key)})"
@@ -135,10 +135,13 @@ def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
 
 
 def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
-    """The tables, and what failed."""
-    from c2v_sim.tables import write_tables
+    """The tables, where they are, and what failed."""
+    from c2v_sim.tables import FILES, write_tables
 
     print(write_tables(sweep, out))
+    pictures = shlex.join(["python", "-m", "c2v_sim.report", str(out), "-o", "report.html"])
+    print(f"tables: {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)
+    print(f"pictures: {pictures}", file=sys.stderr)
     for name, why in failed.items():
         print(f"failed: {name}: {why}", file=sys.stderr)
 

@@ -142,9 +142,25 @@ def test_another_sweep_in_the_same_directory_is_refused(grid, tmp_path, capsys):
     other = tmp_path / "other.toml"
     other.write_text(GRID.replace('"feddyn"]', '"fedprox"]').replace('= "feddyn"', '= "fedprox"'))
     assert main([str(other), "--out", str(out)]) == 2
-    assert "cell feddyn-original is there" in capsys.readouterr().err
+    assert "cell feddyn-original is not in this one" in capsys.readouterr().err
     assert main([str(file), "--out", str(tmp_path)]) == 2
     assert "is not empty and holds no sweep.toml" in capsys.readouterr().err
+
+
+def test_a_sweep_that_has_grown_goes_on_with_what_is_there(tmp_path, capsys):
+    file, out = tmp_path / "seeds.toml", tmp_path / "out"
+    file.write_text(BASE.replace("rounds = 3", "rounds = 1") + SEEDS)
+    assert main([str(file), "--out", str(out)]) == 0
+    before = {n: (out / "cells" / n / "result.json").stat().st_mtime_ns for n in "01"}
+    file.write_text(file.read_text().replace("seed = [0, 1]", "seed = [0, 1, 2]"))
+    capsys.readouterr()
+    assert main([str(file), "--out", str(out)]) == 0
+    shown = capsys.readouterr()
+    assert "2 of 3 cells are done already" in shown.err
+    assert f"pictures: python -m c2v_sim.report {out} -o report.html" in shown.err
+    assert {n: (out / "cells" / n / "result.json").stat().st_mtime_ns for n in "01"} == before
+    (place,) = json.loads((out / "table.json").read_text())["places"]
+    assert place["values"].keys() == {"0", "1", "2"}
 
 
 def test_a_dry_run_lists_estimates_and_writes_nothing(grid, tmp_path, monkeypatch, capsys):
