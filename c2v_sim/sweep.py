@@ -32,7 +32,7 @@ from c2v_sim.run_directory import write_text
 from c2v_sim.sweep_file import Cell, Sweep, read_sweep, state
 from c2v_sim.sweep_memory import memory_needs
 from c2v_sim.sweep_progress import duration
-from c2v_sim.sweep_runner import Runner, how_many, index_users, named
+from c2v_sim.sweep_runner import Runner, how_many, index_users, named, places_of
 
 SWEEP = "sweep.toml"
 
@@ -127,9 +127,10 @@ def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
     for key, seconds in times.indices.items():
         print(f"index {named(users[key])}: {duration(seconds)}")
     work = sum(times.cells.values()) + sum(times.indices.values())
+    total = times.total(at_once, places_of(todo, at_once))
     print(
         f"{len(todo)} of {len(cells)} cells to run: {duration(work)} of work, about "
-        f"{duration(times.total(at_once))} with {at_once} side by side.\n"
+        f"{duration(total)} with {at_once} side by side.\n"
         "An estimate from a few steps here and now; nothing was written but caches of the data."
     )
 

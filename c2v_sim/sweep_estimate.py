@@ -6,10 +6,11 @@ be cells side by side, so that what they take from one another is in the measure
 
     cell   = rounds × (k N/M epochs × seconds a sample + aggregation) + evaluations × test samples
     index  = samples to embed / rate + steps of DSA-IGN × seconds a step
-    sweep  = sum of the indices + sum of the cells / cells side by side
+    sweep  = sum of the indices + the end of the last cell, started as places become free
 """
 
 import dataclasses
+import heapq
 import subprocess
 import time
 from dataclasses import dataclass
@@ -67,9 +68,12 @@ class Estimate:
     cells: dict[str, float]
     indices: dict[str, float]
 
-    def total(self, at_once: int) -> float:
-        each = list(self.cells.values()) or [0.0]
-        return sum(self.indices.values()) + max(max(each), sum(each) / at_once)
+    def total(self, at_once: int, places: list[int]) -> float:
+        """`places`: those of each cell (sweep_runner.places_of)."""
+        free = [0.0] * at_once  # when each becomes free
+        for seconds, count in zip(self.cells.values(), places, strict=True):
+            heapq.heapreplace(free, free[0] + seconds / count)
+        return sum(self.indices.values()) + max(free)
 
 
 def estimate(out: Path, cells: list[Cell], users: dict[str, list[Cell]], at_once: int) -> Estimate:

@@ -40,6 +40,7 @@ class Job:
     log: Path  # of standard output and error; appended
     about: Any = None  # the caller's
     needs: int = 0  # bytes of memory, expected
+    environment: dict[str, str] = field(default_factory=dict)  # unless the user's has them
     started: float = 0.0
     peak: int = 0  # bytes of memory, seen
     process: subprocess.Popen | None = field(default=None, repr=False)
@@ -56,6 +57,7 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                env=self.environment | os.environ,
                 start_new_session=True,
                 preexec_fn=(lambda: die_with(parent)) if LIBC else None,
             )
@@ -75,6 +77,14 @@ class Job:
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 20_000))
             return file.read().decode(errors="replace").splitlines()[-lines:]
+
+
+def shares_of(count: int, at_once: int, places: int) -> list[int]:
+    """How many of `places` each of `count` jobs may fill, `at_once` of them running: the same for
+    all, but more for the last ones where they are too few to fill all places."""
+    last = count % at_once
+    each, of_last = (max(1, places // n) for n in (at_once, last or at_once))
+    return [each] * (count - last) + [of_last] * last
 
 
 def die_with(parent: int) -> None:

@@ -18,13 +18,16 @@ from c2v_sim.interrupt import Interrupt
 from c2v_sim.progress import percent
 from c2v_sim.run_directory import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.sweep_file import Cell, beside, cell_folder, state
-from c2v_sim.sweep_jobs import Job, python, run_jobs
+from c2v_sim.sweep_jobs import Job, python, run_jobs, shares_of
 from c2v_sim.sweep_progress import SweepProgress, duration, rounds_done
 from c2v_sim.threads import choose_device, usable_cores
 
 SHARED = "shared"
 SECONDS_BETWEEN_LINES = 15.0  # about an index that is being built
 PYTHON = [*python(), "-m"]
+# Threads that wait for one another by spinning lose several times as much as they gain as soon as
+# anybody else wants a core; sleeping costs a tenth on a quiet machine (docs/performance.md).
+SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive"}
 
 
 def index_key(config: RunConfig) -> str:
@@ -47,16 +50,21 @@ def index_users(out: Path, cells: list[Cell]) -> dict[str, list[Cell]]:
     return users
 
 
-def lanes_of(config: RunConfig) -> int:
-    """On a CPU one lane a cell: cells side by side keep the cores busier than lanes do."""
-    return config.lanes or (1 if choose_device(config.device).type == "cpu" else 0)
+def on_cpu(config: RunConfig) -> bool:
+    return choose_device(config.device).type == "cpu"
 
 
 def how_many(cells: list[Cell]) -> int:
-    """Cells at the same time that the cores have room for; a GPU takes one."""
-    if any(choose_device(cell.config.device).type != "cpu" for cell in cells):
+    """Cells at the same time that the cores have room for, each with one lane if it does not say:
+    cells side by side keep the cores busier than lanes do. A GPU takes one."""
+    if not all(on_cpu(cell.config) for cell in cells):
         return 1
-    return max(1, usable_cores() // max(lanes_of(cell.config) for cell in cells))
+    return max(1, usable_cores() // max(cell.config.lanes or 1 for cell in cells))
+
+
+def places_of(cells: list[Cell], at_once: int) -> list[int]:
+    """How many cells' cores each of `cells` may use, so that none is idle at the end."""
+    return shares_of(len(cells), at_once, how_many(cells) if cells else 1)
 
 
 @dataclass
@@ -102,11 +110,14 @@ class Runner:
             alike = [other for other in running if groups[other.name] == groups[job.name]]
             return not any(rounds_done(self.out, other.about) == 0 for other in alike)
 
-        jobs = [self._job(cell, shares=counts[groups[cell.name]] > 1) for cell in cells]
+        jobs = [
+            self._job(cell, counts[groups[cell.name]] > 1, places)
+            for cell, places in zip(cells, places_of(cells, self.at_once), strict=True)
+        ]
         look = self.progress.look
         run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, look=look, ready=ready)
 
-    def _job(self, cell: Cell, shares: bool) -> Job:
+    def _job(self, cell: Cell, shares: bool, places: int) -> Job:
         folder = cell_folder(self.out, cell)
         command = [*PYTHON, "c2v_sim.run"]
         if (folder / CONFIG).exists():
@@ -114,11 +125,13 @@ class Runner:
         else:
             command += ["--config", str(beside(self.out, cell, "toml")), "--out", str(folder)]
             command += ["--label", f"sweep {self.out.resolve().name}, cell {cell.name}"]
-        command += ["--lanes", str(lanes_of(cell.config))]
+        lanes = cell.config.lanes or (places if on_cpu(cell.config) else 0)
+        command += ["--lanes", str(lanes)]
         if shares:
             command += ["--first-cohort", str(self.out / SHARED)]
         log = beside(self.out, cell, "log")
-        return Job(cell.name, command, log, about=cell, needs=self.needs.get(cell.name, 0))
+        needs = self.needs.get(cell.name, 0) * places
+        return Job(cell.name, command, log, about=cell, needs=needs)
 
     def _cell_ended(self, job: Job, code: int) -> None:
         cell: Cell = job.about
@@ -137,7 +150,8 @@ class Runner:
             stem = str(self.out / SHARED / f"index-{key}")
             command = [*PYTHON, "c2v_sim.sweep_index", "--checkpoint", f"{stem}.safetensors"]
             command += ["--config", str(beside(self.out, using[0], "toml"))]
-            jobs.append(Job(key, command, Path(f"{stem}.log"), about=using))
+            log = Path(f"{stem}.log")
+            jobs.append(Job(key, command, log, about=using, environment=SLEEP_WHILE_WAITING))
         shown = time.monotonic()
 
         def look(running: list[Job]) -> None:

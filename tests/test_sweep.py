@@ -13,6 +13,7 @@ import pytest
 
 from c2v_sim import run
 from c2v_sim.sweep import main, parse_settings
+from c2v_sim.sweep_estimate import Estimate
 from c2v_sim.sweep_file import read_sweep
 from c2v_sim.sweep_jobs import Job
 from c2v_sim.sweep_progress import SweepProgress, duration
@@ -182,6 +183,15 @@ def test_a_dry_run_lists_estimates_and_writes_nothing(grid, tmp_path, monkeypatc
     assert shown.count(" failed ") == 1
     assert "1 of 5 cells to run" in shown
     assert sorted(out.rglob("*")) == listing
+
+
+def test_the_time_of_a_sweep_is_when_its_last_cell_ends():
+    times = Estimate(cells={"a": 10.0, "b": 20.0, "c": 10.0}, indices={"index": 5.0})
+    assert times.total(2, [1, 1, 1]) == 5.0 + 20.0  # c after a, beside b
+    assert times.total(1, [2, 2, 2]) == 5.0 + 20.0  # one after another, on both cores
+    assert times.total(2, [1, 1, 2]) == 5.0 + 20.0
+    assert Estimate({"a": 10.0, "b": 10.0, "c": 10.0}, {}).total(2, [1, 1, 2]) == 15.0
+    assert Estimate({}, {}).total(2, []) == 0.0
 
 
 @pytest.mark.parametrize(

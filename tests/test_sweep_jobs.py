@@ -12,7 +12,7 @@ import pytest
 
 from c2v_sim import sweep_jobs
 from c2v_sim.interrupt import Interrupt
-from c2v_sim.sweep_jobs import Job, fits, run_jobs
+from c2v_sim.sweep_jobs import Job, fits, run_jobs, shares_of
 
 SAY = "import sys, time; from pathlib import Path; print(sys.argv[1], flush=True); "
 
@@ -52,6 +52,24 @@ def test_all_run_at_most_so_many_at_once_with_codes_and_logs(tmp_path):
     assert ended == {f"job{i}": i for i in range(4)}
     assert max(most) <= 2
     assert jobs[2].tail() == ["job2"]
+
+
+def test_the_last_jobs_share_the_places_that_nobody_else_fills():
+    assert shares_of(4, at_once=2, places=2) == [1, 1, 1, 1]
+    assert shares_of(3, at_once=2, places=2) == [1, 1, 2]
+    assert shares_of(1, at_once=2, places=2) == [2]
+    assert shares_of(2, at_once=1, places=2) == [2, 2]  # --jobs 1
+    assert shares_of(11, at_once=8, places=8) == [1] * 8 + [2] * 3
+    assert shares_of(5, at_once=4, places=2) == [1, 1, 1, 1, 2]  # more jobs than places
+    assert shares_of(0, at_once=2, places=2) == []
+
+
+def test_an_environment_is_given_where_the_users_own_does_not_say(tmp_path, monkeypatch):
+    monkeypatch.setenv("TAKEN", "mine")
+    code = "import os; print(os.environ['TAKEN'], os.environ['FREE'])"
+    a = job(tmp_path, "a", code, environment={"TAKEN": "yours", "FREE": "given"})
+    run_jobs([a], 1, interrupt(), ended=lambda job, code: None)
+    assert a.tail(1) == ["mine given"]
 
 
 def test_a_log_is_appended_and_its_tail_is_short(tmp_path):
