@@ -52,19 +52,27 @@ def best_and_last(run: Run) -> tuple[float, float] | None:
     return (max(values), values[-1]) if values else None
 
 
+def accuracy_cells(run: Run) -> list[str]:
+    """Best and last, `41.0 % so far` of a run that has no result."""
+    scores = best_and_last(run)
+    note = "" if run.state == "done" else " so far"
+    return [percent([score]) + note for score in scores] if scores else ["–", "–"]
+
+
 def run_data(run: Run, label: str, pool: Pool) -> dict[str, Any]:
     """What the figures of one run show."""
     order = order_clients(run.clients, run.manifest["data"])
-    scores = best_and_last(run)
+    best, last = accuracy_cells(run)
+    state = "" if run.state == "done" else f", {run.state}"
     return {
         "name": run.name,
         "label": label,
         "seed": run.config.get("seed"),
+        "state": run.state,
+        "failure": run.failure,
         "facts": f"{run.manifest['data']['name']}, {run.manifest['partition'].get('convention')}, "
-        f"{len(run.clients.sizes)} clients; rounds: {run.rounds}; "
-        + (
-            f"best {percent([scores[0]])}, last {percent([scores[1]])}" if scores else "no accuracy"
-        ),
+        f"{len(run.clients.sizes)} clients; rounds: {run.rounds}{state}; "
+        + (f"best {best}, last {last}" if run.evaluated else "no accuracy"),
         "clients": pool.add(clients_data(run, order)),
         "cohorts": cohort_data(run, order),
         "accuracy": accuracy_data(run, order),
@@ -87,7 +95,7 @@ def missing_words(run: Run) -> str:
     if not run.records:
         out.append("No round is finished yet: there are no cohorts, weights and times.")
     if run.result is None:
-        out.append("The accuracy of single clients is known once the run is finished.")
+        out.append("The accuracy of single clients is known once a run is finished.")
     if run.clients.label_counts is None:
         out.append("The run directory does not say which classes a client holds.")
     if run.index is None:

@@ -19,6 +19,10 @@ function category(i, count = 1) {
   return count > all.length ? all[0] : all[i % all.length];
 }
 
+function dashOf(i) {
+  return DASHES[Math.floor(i / 8) % DASHES.length];  // another one for every eight colours
+}
+
 // ---- all runs --------------------------------------------------------------------------------
 
 const alone = DATA.groups.length === 1;  // then the curves are the measures of one group
@@ -37,11 +41,12 @@ function curvesFigure() {
     curve.round.forEach((round, t) => {
       const mean = curve.mean[t];
       if (mean === null) return;
-      if (top === null || mean > top.mean) top = { series, mean, round };
+      const runs = curve.runs?.[t] ?? 1;
+      if (top === null || mean > top.mean) top = { series, mean, round, runs, of: DATA.groups[alone ? 0 : i].runs };
       rows.push({
         series, round, mean, low: curve.low?.[t] ?? mean, high: curve.high?.[t] ?? mean,
-        runs: curve.runs?.[t] ?? 1, band: 0.18 * Math.min(1, 3 / shown), dot: curve.round.length > 40 ? 0 : 1,
-        colour: category(i), dash: DASHES[Math.floor(i / 8) % 4],
+        runs, band: 0.18 * Math.min(1, 3 / shown), dot: curve.round.length > 40 ? 0 : 1,
+        colour: category(i), dash: dashOf(i),
       });
     });
   });
@@ -49,11 +54,12 @@ function curvesFigure() {
   const seeds = DATA.groups.some((g) => g.runs > 1);
   const torn = DATA.groups.some((g) => g.unfinished && g.runs > 1);
   const caption = [
-    top ? `Highest: ${top.series}, ${top.mean.toFixed(1)} % in round ${top.round}.`
+    top ? `Highest: ${top.series}, ${top.mean.toFixed(1)} % in round ${top.round}`
+          + (top.runs < top.of ? ` (${top.runs} of ${top.of} runs).` : ".")
         : "No curve is chosen.",
     seeds ? "A line is the mean over the seeds of a group, its band reaches from the smallest to "
             + "the largest value over them." : "Every curve is a single run.",
-    torn ? "Where a run is unfinished, later rounds are the mean of the others." : "",
+    torn ? "A run that failed or is unfinished counts in the rounds it has: later ones are the mean of the others." : "",
   ];
   return { data: { curves: rows }, height: 340, caption: caption.join(" ").trim() };
 }

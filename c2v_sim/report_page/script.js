@@ -122,7 +122,7 @@ function seriesBoxes() {
     });
     const mark = element("span");
     $("series").append(element("label", {}, box, mark, name));
-    const paint = () => mark.replaceChildren(swatch(category(i), DASHES[Math.floor(i / 8) % 4]));
+    const paint = () => mark.replaceChildren(swatch(category(i), dashOf(i)));
     paint();
     repaint.push(paint);
   });
@@ -132,6 +132,8 @@ function showRun(number) {
   const run = DATA.runs[number];
   $("run").value = String(number);
   $("facts").textContent = `${run.name}: ${run.facts}`;
+  $("failure").hidden = !run.failure;
+  $("failure").textContent = `This run failed: ${run.failure}`;
   $("worst-card").hidden = run.accuracy === null;
   if (run.accuracy) $("worst").replaceChildren(table(run.accuracy.worst, "Clients with the lowest accuracy"));
   const rows = run.manifest.flatMap(([section, at]) =>
@@ -145,7 +147,7 @@ function showRun(number) {
 
 // ---- tables ----------------------------------------------------------------------------------
 
-const NUMBER = /^[\d.,±%–\s-]+$/;
+const NUMBER = /^[\d.,±%–\s-]+(so far|\(\d+ of \d+ seeds\))?$/;
 
 function table({ head, rows }, label, last = () => []) {
   const isNumber = head.map((_, j) => j > 0 && rows.some((r) => /\d/.test(r[j])) && rows.every((r) => NUMBER.test(r[j])));
@@ -162,9 +164,9 @@ function table({ head, rows }, label, last = () => []) {
 }
 
 function marked(text) {
-  // A stand-in must not be overlooked.
-  const parts = text.split(/(\S*standin\S*|stand-in encoder [^)]*)/);
-  const span = (part) => element("span", { class: "stand-in" }, part);
+  // A stand-in must not be overlooked, nor a failure.
+  const parts = text.split(/(\S*standin\S*|stand-in encoder [^)]*|^failed.*:.*|failed: [\d, ]+|\(\d+ of \d+ seeds\)|so far$)/);
+  const span = (part) => element("span", { class: "notice" }, part);
   return element("span", {}, ...parts.map((part, i) => i % 2 ? span(part) : part));
 }
 
@@ -175,11 +177,12 @@ function pairs(rows) {
 }
 
 function showTables() {
-  $("standins").replaceChildren(...DATA.standins.map((text) => element("p", { class: "banner" }, text)));
+  $("banners").replaceChildren(...DATA.banners.map((text) => element("p", { class: "banner" }, text)));
   $("summary").replaceChildren(table(DATA.summary, "Summary"));
   $("summary-words").textContent = DATA.words;
-  $("every-run").hidden = DATA.runs.length === 1;
+  $("every-run").hidden = DATA.every_run.rows.length === 1;
   $("runs").replaceChildren(table(DATA.every_run, "Every run", (i) => {
+    if (i >= DATA.runs.length) return [element("td")];  // it has no run directory
     const button = element("button", { type: "button", "aria-label": `Show ${DATA.runs[i].name}` }, "Show");
     button.addEventListener("click", () => { showRun(i); $("run").focus(); });
     return [element("td", {}, button)];
@@ -198,7 +201,8 @@ function start() {
     $("measure").append(element("option", { value: key }, name));
   }
   DATA.runs.forEach((run, i) => {
-    $("run").append(element("option", { value: i }, `${run.label}, seed ${run.seed} (${run.name})`));
+    const state = run.state === "done" ? "" : `, ${run.state}`;
+    $("run").append(element("option", { value: i }, `${run.label}, seed ${run.seed} (${run.name})${state}`));
   });
   $("measure").parentElement.hidden = alone;
   $("run").parentElement.hidden = DATA.runs.length === 1;
