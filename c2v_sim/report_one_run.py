@@ -173,9 +173,10 @@ def weight_caption(run: Run, weights: np.ndarray, cohort: np.ndarray, places: np
     sizes = run.clients.sizes[cohort].astype(np.float64)
     share = sizes / np.bincount(places, sizes)[places]  # FedAvg's
     away = 100 * np.abs(weights - share).max()
+    low, high = f"{100 * weights.min():.1f}", f"{100 * weights.max():.1f}"
+    lies = f"lies between {low} and {high} %" if low != high else f"is {low} %"
     return (
-        f"A sampled client's weight lies between {100 * weights.min():.1f} and "
-        f"{100 * weights.max():.1f} % of the new global model, at most {away:.2f} percentage "
+        f"A sampled client's weight {lies} of the new global model, at most {away:.2f} percentage "
         "points from its share of the cohort's training samples. The line marks equal shares."
     )
 

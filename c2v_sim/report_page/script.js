@@ -24,7 +24,7 @@ function theme() {
     font: 'system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif',
     axis: {
       ...silent, labelColor: quiet, titleColor: ink, domainColor: line, tickColor: line,
-      gridColor: grid, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal",
+      gridColor: grid, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", titlePadding: 8,
     },
     legend: { ...silent, labelColor: quiet, titleColor: ink, titleFontWeight: "normal" },
     mark: { ...silent, tooltip: true },
@@ -90,7 +90,7 @@ function showAllNames(spec, { middles, rows }) {
   const gaps = middles.slice(1).map((middle, i) => (middle - middles[i]) * spec.height / rows);
   if (gaps.some((gap) => gap < 14)) return;
   for (const axis of [spec.encoding.x.axis, spec.encoding.y.axis]) {
-    if (axis.labelExpr) axis.labelOverlap = false;
+    if (axis.labelExpr?.startsWith("names")) axis.labelOverlap = false;
   }
 }
 
