@@ -86,6 +86,13 @@ def accuracy_curves() -> alt.LayerChart:
     return band + line + point
 
 
+def domain_curves() -> alt.LayerChart:
+    """A line a domain."""
+    y = alt.Y("accuracy:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
+    _, line, point = curves(y, "series:N", "round:Q", "accuracy:Q:.2f")
+    return alt.LayerChart(layer=[line, point])
+
+
 def time_of_groups() -> alt.Chart:
     """Seconds a run, by stage, a bar a group."""
     return (
@@ -243,6 +250,7 @@ def round_times() -> alt.Chart:
 FIGURES = {
     "curves": accuracy_curves,
     "group-times": time_of_groups,
+    "domains": domain_curves,
     "timeline": cohort_timeline,
     "weights": weights,
     "histogram": client_accuracy,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from c2v_sim.report_clients import COLUMNS, Order, order_clients, pack, rounded
+from c2v_sim.report_domains import domain_data
 from c2v_sim.report_index import index_data
 from c2v_sim.report_runs import Run
 
@@ -74,6 +75,7 @@ def run_data(run: Run, label: str, pool: Pool) -> dict[str, Any]:
         f"{len(run.clients.sizes)} clients; rounds: {run.rounds}{state}; "
         + (f"best {best}, last {last}" if run.evaluated else "no accuracy"),
         "clients": pool.add(clients_data(run, order)),
+        "domains": domain_data(run, order),
         "cohorts": cohort_data(run, order),
         "accuracy": accuracy_data(run, order),
         "index": None if run.index is None else pool.add(index_data(run.index, order)),

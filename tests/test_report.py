@@ -18,6 +18,7 @@ from c2v_sim.client_index import ClientIndex
 from c2v_sim.config import RunConfig
 from c2v_sim.report_clients import order_clients, pack
 from c2v_sim.report_data import curve, document
+from c2v_sim.report_domains import UNTESTED
 from c2v_sim.report_groups import group_runs
 from c2v_sim.report_index import block_cosines, means_of
 from c2v_sim.report_runs import find_runs, read_run, read_runs
@@ -153,6 +154,8 @@ def test_numbers_without_a_finished_seed_are_so_far(failed_cells, tmp_path):
     data = embedded(page)
     assert data["banners"] == ["This run failed: its numbers are so far."]
     assert re.fullmatch(r"[\d.]+ % so far", data["summary"]["rows"][0][1])
+    caption = data["runs"][0]["domains"]["caption"]
+    assert "In round 2, the last one so far: best" in caption
 
 
 def test_a_failed_cell_with_a_result_is_failed_as_in_the_tables(failed_cells, tmp_path):
@@ -197,6 +200,43 @@ def test_cohorts_and_weights_survive_the_packing(report_runs):
         for client, weight in zip(record.cohort, record.weights, strict=True)
     )
     assert np.array(found) == pytest.approx(np.array(wanted), abs=1e-5)
+
+
+def test_the_accuracy_of_domains_survives_the_packing(report_runs):
+    one = read_run(report_runs / "plain-0", "plain-0")
+    (shown,) = document(group_runs([one]))["runs"]
+    wanted = np.array([r.accuracy_domains for r in one.records])  # [4, 6]
+    assert unpack(shown["domains"]["rounds"]).tolist() == [1, 2, 3, 4]
+    found = unpack(shown["domains"]["values"]).reshape(4, 6) / 10000
+    assert found == pytest.approx(wanted, abs=0.00006)
+    names = one.manifest["data"]["domains"]
+    best, worst = names[wanted[-1].argmax()], names[wanted[-1].argmin()]
+    caption = shown["domains"]["caption"]
+    assert f"in round 4: best {best} with {100 * wanted[-1].max():.1f} %" in caption
+    assert f"worst {worst} with {100 * wanted[-1].min():.1f} %" in caption
+    (shown,) = document(group_runs([read_run(report_runs / "mlp", "mlp")]))["runs"]
+    assert shown["domains"] is None
+
+
+def test_domains_without_clients_or_test_samples_keep_the_names_of_the_others(
+    report_runs, tmp_path
+):
+    path = tmp_path / "some"
+    shutil.copytree(report_runs / "plain-0", path)
+    clients = dict(np.load(path / "clients.npz"))
+    clients["domains"] = np.where(clients["domains"] < 3, 1, 4)  # of six, two have clients
+    np.savez(path / "clients.npz", **clients)
+    records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        record["accuracy_domains"] = [float("nan"), 0.25]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    one = read_run(path, "some")
+    data = document(group_runs([one]))
+    shown = data["runs"][0]
+    names = one.manifest["data"]["domains"]
+    assert [g["name"] for g in data["pool"][shown["clients"]]["groups"]] == [names[1], names[4]]
+    assert unpack(shown["domains"]["values"]).reshape(4, 2).tolist() == [[UNTESTED, 2500]] * 4
+    assert f"best {names[4]} with 25.0 %, worst {names[4]}" in shown["domains"]["caption"]
 
 
 def test_the_partition_and_the_index_survive_the_packing(report_runs):
@@ -263,6 +303,10 @@ def test_many_clients_and_rounds_share_rows_and_columns(manifest_template, tmp_p
     assert shown["cohorts"]["width"] == 3
     assert int(unpack(shown["cohorts"]["times"]).sum()) == 450 * 10
     assert len(shown["seconds"]["stages"]["train"]) == 150
+    rounds = unpack(shown["domains"]["rounds"])
+    assert len(rounds) == len(set(rounds)) == 200
+    assert (rounds[0], rounds[-1]) == (1, 450)
+    assert "200 of 450 evaluated rounds are drawn" in shown["domains"]["caption"]
 
 
 # ---- the command ----------------------------------------------------------------------------

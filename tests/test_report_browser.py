@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 from report_directories import NO_INDEX, NOT_FINITE, write_run
 
@@ -13,8 +14,10 @@ pytest.importorskip("vl_convert", reason="pip install 'c2v_sim[report]'")
 
 from c2v_sim import report
 from c2v_sim.config import RunConfig
+from c2v_sim.report_runs import read_run
 
 FIGURES = {"curves", "timeline", "weights", "histogram", "partition", "times"}
+DOMAIN_FIGURES = {"domains"}
 INDEX_FIGURES = {"groups", "index", "index-feature"}
 EVIL = '</script><script>document.title = "taken"</script><img src=x onerror="document.title=1">'
 
@@ -76,7 +79,8 @@ def test_every_figure_of_one_run_is_drawn(browser, report_runs, tmp_path, width,
     path = report.make_report([report_runs / "steered-0"], tmp_path / "report.html")
     opened = Opened(browser, path, width, scheme)
     marks = opened.marks()
-    assert marks.keys() == FIGURES | INDEX_FIGURES
+    assert marks.keys() == FIGURES | DOMAIN_FIGURES | INDEX_FIGURES
+    assert marks["domains"] == 6 + 6 * 4  # a line a domain, and a dot a round
     assert marks["timeline"] == 4 * 4  # rounds × cohort
     assert marks["index"] == marks["index-feature"] == 12 * 11
     assert marks["groups"] == 36
@@ -116,7 +120,7 @@ def test_the_keyboard_reaches_everything_and_another_run_changes_the_figures(
 ):
     opened = Opened(browser, report_of_many)
     page = opened.page
-    assert opened.marks().keys() == FIGURES | {"group-times"}  # mlp: no index
+    assert opened.marks().keys() == FIGURES | {"group-times"}  # mlp: no domains, no index
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     page.keyboard.press("Tab")
@@ -136,7 +140,7 @@ def test_the_keyboard_reaches_everything_and_another_run_changes_the_figures(
     page.keyboard.press("End")  # the last run
     opened.wait()
     assert "steered-1" in page.inner_text("#facts")
-    assert opened.marks().keys() == FIGURES | INDEX_FIGURES | {"group-times"}
+    assert opened.marks().keys() == FIGURES | DOMAIN_FIGURES | INDEX_FIGURES | {"group-times"}
     assert page.inner_text("figure[data-figure=timeline] figcaption") != before
     opened.close()
 
@@ -160,9 +164,28 @@ def test_curves_can_be_chosen_and_measured_differently(browser, report_of_many):
 def test_an_unfinished_run_leaves_out_the_figures_it_cannot_have(browser, report_runs, tmp_path):
     path = report.make_report([report_runs / "stopped"], tmp_path / "report.html")
     opened = Opened(browser, path, width=360)
-    assert opened.marks().keys() == FIGURES - {"histogram", "partition"}
+    assert opened.marks().keys() == FIGURES - {"histogram", "partition"} | DOMAIN_FIGURES
     assert "does not say which classes" in opened.page.inner_text("#missing")
     assert opened.overflow() <= 0
+    opened.close()
+
+
+def test_curves_of_domains_are_named_and_rounds_have_whole_numbers(browser, report_runs, tmp_path):
+    path = report.make_report([report_runs / "stopped"], tmp_path / "report.html")
+    opened = Opened(browser, path)
+    figure = opened.page.locator("figure[data-figure=domains]")
+    names = ["flat", "outline", "neon", "textured", "foggy", "mosaic"]
+    assert figure.locator(".legend li").all_inner_texts() == names
+    read = "(all, name) => all.map((e) => e.getAttribute(name))"
+    swatches = figure.locator(".legend line").evaluate_all(read, "stroke")
+    lines = figure.locator(".mark-line.role-mark path")
+    assert lines.evaluate_all(read, "stroke") == swatches
+    assert len(set(swatches)) == 6
+    ends = [float(path.split(",")[-1]) for path in lines.evaluate_all(read, "d")]  # from the top
+    wanted = read_run(report_runs / "stopped", "stopped").records[-1].accuracy_domains
+    assert np.corrcoef(ends, wanted)[0, 1] == pytest.approx(-1, abs=1e-3)
+    labels = figure.locator(".role-axis-label").first.locator("text").all_text_contents()
+    assert [text for text in labels if text] == ["1", "2"]  # not 1, 2, 2
     opened.close()
 
 

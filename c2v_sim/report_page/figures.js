@@ -7,6 +7,7 @@ const DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]];
 const STAGES = ["train", "evaluate", "aggregate", "sample"];
 const OVERLAP = 1.1;  // cells reach under their neighbours: no seams between them
 const $ = (id) => document.getElementById(id);
+const UNTESTED = 10001;  // of report_domains.py
 const hidden = new Set();  // series that are switched off
 
 function colours(name) {
@@ -139,6 +140,7 @@ function runFigures(run) {
   const index = run.index === null ? null : DATA.pool[run.index];
   const rowed = { params, height };
   return {
+    domains: () => run.domains && domainsFigure(run.domains, facts.groups),
     timeline: () => cells && { data: { cells }, ...rowed, legend, caption: `${run.cohorts.cohort_caption} ${words}` },
     weights: () => cells && { data: { cells }, height: 300, legend, caption: run.cohorts.weight_caption },
     histogram: () => run.accuracy && histogramFigure(run.accuracy),
@@ -148,6 +150,18 @@ function runFigures(run) {
     "index-feature": () => index?.maps[1] ? indexFigure(index.maps[1], clients) : null,
     times: () => run.seconds && timesFigure(run.seconds),
   };
+}
+
+function domainsFigure({ rounds, values, caption }, groups) {
+  const at = unpack(rounds), levels = unpack(values), dot = at.length > 40 ? 0 : 1;
+  const legend = groups.map(({ name }, i) => ({ name, colour: category(i), dash: dashOf(i) }));
+  const curves = [];
+  levels.forEach((level, i) => {
+    if (level === UNTESTED) return;
+    const { name: series, colour, dash } = legend[i % groups.length];
+    curves.push({ series, colour, dash, dot, round: at[Math.floor(i / groups.length)], accuracy: level / 100 });
+  });
+  return { data: { curves }, height: 280, legend, caption };
 }
 
 function histogramFigure({ counts, caption }) {

@@ -109,8 +109,8 @@ function swatch(colour, dash) {
   return svg;
 }
 
-function legendEntry({ name, colour }) {
-  return element("li", {}, swatch(colour), name);
+function legendEntry({ name, colour, dash }) {
+  return element("li", {}, swatch(colour, dash), name);
 }
 
 function seriesBoxes() {
