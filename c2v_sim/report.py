@@ -2,7 +2,8 @@
 
 One HTML file about one run or many, which needs nothing else: figures, tables, manifests, and the
 JavaScript that draws them. A folder stands for all run directories inside it, such as those of a
-sweep. Exit codes: 0 done, 1 the report could not be written, 2 bad input.
+sweep; a cell that failed before it had one is listed with the reason. Exit codes: 0 done, 1 the
+report could not be written, 2 bad input.
 """
 
 import argparse
@@ -18,7 +19,8 @@ from typing import Any
 
 from c2v_sim.atomic import write_atomically
 from c2v_sim.report_data import document
-from c2v_sim.report_runs import Group, find_runs, group_runs, read_runs
+from c2v_sim.report_groups import Group, group_runs
+from c2v_sim.report_runs import find_runs, read_runs
 
 NAME = "report.html"
 MARK = '<meta name="generator" content="c2v_sim.report">'  # of page.html: a file that we wrote
@@ -48,10 +50,14 @@ def make_report(paths: Sequence[Path], output: Path | None = None, *, force: boo
     libraries that are not installed. Nothing is written then.
     """
     found = find_runs(paths)
+    runs, unstarted = read_runs(found)
+    if not runs:
+        first = f"{unstarted[0].name}: {unstarted[0].failure}"
+        raise ValueError(f"no run has begun, so there is nothing to show; failed: {first}")
     output = output or (found[0] / NAME if len(found) == 1 else Path(NAME))
     check_output(output, force)
     figures, bundle = drawing()
-    groups = group_runs(read_runs(found))
+    groups = group_runs(runs, unstarted)
     page = fill_page(groups, document(groups) | {"figures": figures}, bundle)
     write_atomically(output, lambda p: p.write_text(page, encoding="utf-8"))
     return output
@@ -88,8 +94,8 @@ def drawing() -> tuple[dict[str, Any], str]:
 
 def fill_page(groups: Sequence[Group], data: dict[str, Any], bundle: str) -> str:
     """The page with everything in it; each text is escaped for its place."""
-    runs = [run for group in groups for run in group.runs]
-    names = sorted({run.manifest["data"]["name"] for run in runs})
+    runs = [run for group in groups for run in group.everyone]
+    names = sorted({str(group.facts["data"]) for group in groups if group.runs})
     what = groups[0].label if len(groups) == 1 else f"{len(groups)} experiments"
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,7 +1,8 @@
 """All runs of a report → the plain data that its page draws from.
 
 Tables have a row a group (runs that differ only in their seed) and a row a run; curves are the
-mean over a group's seeds with the least and the largest value. report_one_run.py does the rest.
+mean over a group's seeds with the least and the largest value. Means in tables and of seconds are
+of the finished seeds alone, and say so. report_one_run.py does the rest.
 """
 
 import math
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from c2v_sim.report_clients import rounded
-from c2v_sim.report_one_run import STAGES, Pool, best_and_last, percent, run_data
-from c2v_sim.report_runs import ENCODER_STAND_INS, Group, Run, standins
+from c2v_sim.report_groups import Group
+from c2v_sim.report_one_run import STAGES, Pool, accuracy_cells, best_and_last, percent, run_data
+from c2v_sim.report_runs import ENCODER_STAND_INS, Run, Unstarted, standins
 
 MEASURES = {
     "accuracy": "mean over clients",
@@ -25,18 +27,17 @@ MEASURES = {
 def document(groups: Sequence[Group]) -> dict[str, Any]:
     """Everything the page shows, as plain data."""
     pool = Pool()
-    runs = [run for group in groups for run in group.runs]
-    numbers = [i for i, group in enumerate(groups) for _ in group.runs]
+    runs = [(run, group.label) for group in groups for run in group.runs]
+    unstarted = [(cell, group.label) for group in groups for cell in group.unstarted]
+    begun = [run for run, _ in runs]
     return {
-        "standins": standins(runs),
+        "banners": [*unfinished_words(groups), *standins(begun, len(runs) + len(unstarted))],
         "summary": summary_table(groups),
-        "words": summary_words(runs),
-        "every_run": run_table(runs, groups, numbers),
+        "words": summary_words(begun),
+        "every_run": run_table(runs, unstarted),
         "measures": MEASURES,
-        "groups": [group_data(group) for group in groups],
-        "runs": [
-            run_data(run, groups[i].label, pool) for run, i in zip(runs, numbers, strict=True)
-        ],
+        "groups": [group_data(group) for group in groups if group.runs],
+        "runs": [run_data(run, label, pool) for run, label in runs],
         "pool": pool.values,
     }
 
@@ -44,13 +45,32 @@ def document(groups: Sequence[Group]) -> dict[str, Any]:
 # ---- all runs -------------------------------------------------------------------------------
 
 
-def settings_cells(run: Run) -> list[str]:
-    improve = ", ".join(run.config.get("improve") or []) or "–"
-    if run.encoder and improve != "–":
-        stand_in = "stand-in " if run.encoder in ENCODER_STAND_INS else ""
-        improve += f" ({stand_in}encoder {run.encoder})"
-    named = (run.config.get("model"), run.config.get("algorithm"))
-    return [run.manifest["data"]["name"], *map(str, named), improve]
+def unfinished_words(groups: Sequence[Group]) -> list[str]:
+    """A sentence about runs without a result, of which no mean is made."""
+    states = [run.state for group in groups for run in group.everyone]
+    failed, going = states.count("failed"), states.count("unfinished")
+    if not failed and not going:
+        return []
+    if len(states) == 1:
+        return [f"This run {'failed' if failed else 'is not finished'}: its numbers are so far."]
+    said = []
+    if failed:
+        said.append(f"{failed} of {len(states)} runs failed: the table of every run says why")
+    if going:
+        said.append(f"{going} of {len(states)} runs {'is' if going == 1 else 'are'} not finished")
+    return [
+        f"{'; '.join(said)}. Means are over the finished seeds of an experiment, or over all of "
+        "them so far where none is finished."
+    ]
+
+
+def settings_cells(group: Group) -> list[str]:
+    improve = ", ".join(group.facts.get("improve") or []) or "–"
+    encoder = next((run.encoder for run in group.runs if run.encoder), None)
+    if encoder and improve != "–":
+        stand_in = "stand-in " if encoder in ENCODER_STAND_INS else ""
+        improve += f" ({stand_in}encoder {encoder})"
+    return [*(str(group.facts.get(name)) for name in ("data", "model", "algorithm")), improve]
 
 
 COLUMNS_OF_TABLE = ["data set", "model", "algorithm", "improved by the index"]
@@ -60,19 +80,38 @@ def summary_table(groups: Sequence[Group]) -> dict[str, Any]:
     """A row a group: mean ± population standard deviation over seeds."""
     rows = []
     for group in groups:
-        scores = [s for run in group.runs if (s := best_and_last(run))]
-        seeds = ", ".join(str(run.config.get("seed")) for run in group.runs)
         rounds = "; ".join(dict.fromkeys(run.rounds for run in group.runs))
+        seconds = [run.seconds for run in group.counted]
         rows.append(
             [
                 # the result first: a phone shows no more without scrolling
-                *(group.label, percent([best for best, _ in scores])),
-                *(percent([last for _, last in scores]), seeds, *settings_cells(group.runs[0])),
-                *(rounds, f"{np.mean([run.seconds for run in group.runs]):.1f}"),
+                *(group.label, *mean_cells(group), seeds_cell(group), *settings_cells(group)),
+                *(rounds or "–", f"{np.mean(seconds):.1f}" if seconds else "–"),
             ]
         )
     head = ["experiment", "best", "last", "seed(s)", *COLUMNS_OF_TABLE, "rounds", "seconds a run"]
     return {"head": head, "rows": rows}
+
+
+def mean_cells(group: Group) -> list[str]:
+    """`43.2 ± 0.7 % (2 of 3 seeds)`: best and last of the finished seeds, or else so far."""
+    scores = [s for run in group.counted if (s := best_and_last(run))]
+    if not scores:
+        return ["–", "–"]
+    fewer = len(group.finished) < len(group.everyone)
+    note = f" ({len(group.finished)} of {len(group.everyone)} seeds)" if fewer else ""
+    note = note if group.finished else " so far"
+    return [percent(values) + note for values in zip(*scores, strict=True)]
+
+
+def seeds_cell(group: Group) -> str:
+    """`0, 1; failed: 2`."""
+    said = []
+    for state in ("done", "unfinished", "failed"):
+        seeds = [str(run.config.get("seed")) for run in group.everyone if run.state == state]
+        if seeds:
+            said.append(("" if state == "done" else f"{state}: ") + ", ".join(seeds))
+    return "; ".join(said)
 
 
 def summary_words(runs: Sequence[Run]) -> str:
@@ -92,18 +131,20 @@ def summary_words(runs: Sequence[Run]) -> str:
     return " ".join(words)
 
 
-def run_table(runs: Sequence[Run], groups: Sequence[Group], numbers: list[int]) -> dict[str, Any]:
-    """A row a run."""
+def run_table(
+    runs: Sequence[tuple[Run, str]], unstarted: Sequence[tuple[Unstarted, str]]
+) -> dict[str, Any]:
+    """A row a run, with the label of its group; those without a run directory last."""
     rows = []
-    for run, number in zip(runs, numbers, strict=True):
-        scores = best_and_last(run)
-        shown = [percent([s]) for s in scores] if scores else ["–", "–"]
-        seed = str(run.config.get("seed"))
-        rows.append(
-            [run.name, groups[number].label, seed, *shown, run.rounds, f"{run.seconds:.1f}"]
-        )
+    for run, label in runs:
+        state = f"failed: {run.failure}" if run.failure else run.state
+        seed, seconds = str(run.config.get("seed")), f"{run.seconds:.1f}"
+        rows.append([run.name, state, *accuracy_cells(run), seed, label, run.rounds, seconds])
+    for cell, label in unstarted:
+        seed, state = str(cell.config.get("seed")), f"failed before it began: {cell.failure}"
+        rows.append([cell.name, state, "–", "–", seed, label, "–", "–"])
     return {
-        "head": ["run", "experiment", "seed", "best", "last", "rounds", "seconds"],
+        "head": ["run", "state", "best", "last", "seed", "experiment", "rounds", "seconds"],
         "rows": rows,
     }
 
@@ -111,13 +152,13 @@ def run_table(runs: Sequence[Run], groups: Sequence[Group], numbers: list[int]) 
 def group_data(group: Group) -> dict[str, Any]:
     """The curves of a group, and its seconds a run by stage."""
     by_stage = [
-        sum(r.seconds.get(s, 0.0) for r in run.records) for s in STAGES for run in group.runs
+        sum(r.seconds.get(s, 0.0) for r in run.records) for s in STAGES for run in group.counted
     ]
     seconds = np.array(by_stage).reshape(len(STAGES), -1).mean(1)
     return {
         "label": group.label,
         "runs": len(group.runs),
-        "unfinished": sum(run.result is None for run in group.runs),
+        "unfinished": sum(run.state != "done" for run in group.runs),
         "curves": {name: curve(group.runs, name) for name in MEASURES},
         "seconds": dict(zip(STAGES, rounded(seconds, 3), strict=True)),
     }

@@ -12,7 +12,6 @@ import altair as alt
 
 GIVEN_COLOUR = alt.Color("colour:N", legend=None, scale=None)
 COSINES = alt.Scale(domain=[-1, 1], range="diverging", interpolate="rgb")
-NO_PADDING: dict[str, Any] = {"nice": False, "zero": False}
 
 
 def rows_axis(title: str) -> dict[str, Any]:
@@ -39,11 +38,12 @@ def with_rows(chart: alt.Chart) -> alt.Chart:
     )
 
 
-def rounds_axis(**options: Any) -> dict[str, Any]:
-    """From the beginning to the end of a column of rounds."""
-    axis = alt.Axis(tickMinStep=1, format="d", grid=False)
-    x = alt.X("begin:Q", title="round", scale=alt.Scale(**NO_PADDING), axis=axis, **options)
-    return {"x": x, "x2": "end:Q"}
+def rounds_axis(field: str, *, grid: bool = False, padding: int = 0, **options: Any) -> alt.X:
+    """Rounds from left to right; Vega also marks halves, and a round 0, which have no name."""
+    whole = "datum.value % 1 || datum.value < 1 ? '' : datum.label"
+    axis = alt.Axis(tickMinStep=1, format="d", labelExpr=whole, grid=grid)
+    scale = alt.Scale(nice=False, zero=False, padding=padding)
+    return alt.X(field, title="round", scale=scale, axis=axis, **options)
 
 
 def tips(*fields: str) -> list[alt.Tooltip]:
@@ -62,27 +62,35 @@ def colour_bar(title: str, **options: Any) -> alt.Legend:
     )
 
 
-def accuracy_curves() -> alt.LayerChart:
-    """Mean over seeds with a band; colour and dash tell the series apart."""
-    x = alt.X(
-        "round:Q",
-        title="round",
-        scale=alt.Scale(**NO_PADDING),
-        axis=alt.Axis(tickMinStep=1, format="d"),
-    )
+def curves(y: alt.Y, *shown: str) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
+    """What the lines are made of, the lines and their dots; colour and dash tell them apart."""
+    x = rounds_axis("round:Q", grid=True)
     base = alt.Chart(alt.NamedData("curves")).encode(x=x, color=GIVEN_COLOUR, detail="series:N")
+    line = base.mark_line(strokeWidth=2).encode(
+        y=y, strokeDash=alt.StrokeDash("dash:N", legend=None, scale=None)
+    )
+    dot = alt.Opacity("dot:Q", scale=None, legend=None)  # 0 in long runs: for tooltips alone
+    point = base.mark_point(filled=True, size=28).encode(y=y, opacity=dot, tooltip=tips(*shown))
+    return base, line, point
+
+
+def accuracy_curves() -> alt.LayerChart:
+    """Mean over seeds with a band."""
+    y = alt.Y("mean:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
+    shown = ("series:N", "round:Q", "mean:Q:.2f", "low:Q:.2f", "high:Q:.2f", "runs:Q")
+    base, line, point = curves(y, *shown)
     faint = alt.Opacity("band:Q", scale=None, legend=None)  # the fainter, the more there are
     band = base.mark_area(interpolate="linear").encode(
         y=alt.Y("low:Q", title="test accuracy (%)"), y2="high:Q", opacity=faint
     )
-    y = alt.Y("mean:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
-    line = base.mark_line(strokeWidth=2).encode(
-        y=y, strokeDash=alt.StrokeDash("dash:N", legend=None, scale=None)
-    )
-    shown = tips("series:N", "round:Q", "mean:Q:.2f", "low:Q:.2f", "high:Q:.2f", "runs:Q")
-    dot = alt.Opacity("dot:Q", scale=None, legend=None)  # 0 in long runs: for tooltips alone
-    point = base.mark_point(filled=True, size=28).encode(y=y, opacity=dot, tooltip=shown)
     return band + line + point
+
+
+def domain_curves() -> alt.LayerChart:
+    """A line a domain."""
+    y = alt.Y("accuracy:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
+    _, line, point = curves(y, "series:N", "round:Q", "accuracy:Q:.2f")
+    return alt.LayerChart(layer=[line, point])
 
 
 def time_of_groups() -> alt.Chart:
@@ -106,7 +114,8 @@ def cohort_timeline() -> alt.Chart:
         alt.Chart(alt.NamedData("cells"))
         .mark_rect()
         .encode(
-            **rounds_axis(),
+            x=rounds_axis("begin:Q"),
+            x2="end:Q",
             y=alt.Y("row:Q", **rows_axis("client")),
             y2="next:Q",
             color=GIVEN_COLOUR,
@@ -119,12 +128,7 @@ def cohort_timeline() -> alt.Chart:
 def weights() -> alt.LayerChart:
     """The weight of every sampled client, the range of a round, and equal shares."""
     data = alt.Chart(alt.NamedData("cells"))
-    x = alt.X(
-        "middle:Q",
-        title="round",
-        scale=alt.Scale(**NO_PADDING),
-        axis=alt.Axis(tickMinStep=1, format="d", grid=False),
-    )
+    x = rounds_axis("middle:Q", padding=8)  # no dot on the frame
     title = "aggregation weight (%)"
     span = data.mark_rule(opacity=0.35).encode(
         x=x, y=alt.Y("min(weight):Q", title=title), y2="max(weight):Q"
@@ -233,7 +237,8 @@ def round_times() -> alt.Chart:
         alt.Chart(alt.NamedData("times"))
         .mark_bar(binSpacing=0.5)
         .encode(
-            **rounds_axis(bin="binned"),
+            x=rounds_axis("begin:Q", bin="binned"),
+            x2="end:Q",
             y=alt.Y("seconds:Q", title="seconds a round", stack="zero"),
             color=GIVEN_COLOUR,
             order=alt.Order("place:Q"),
@@ -245,6 +250,7 @@ def round_times() -> alt.Chart:
 FIGURES = {
     "curves": accuracy_curves,
     "group-times": time_of_groups,
+    "domains": domain_curves,
     "timeline": cohort_timeline,
     "weights": weights,
     "histogram": client_accuracy,

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from c2v_sim.report_clients import COLUMNS, Order, order_clients, pack, rounded
+from c2v_sim.report_domains import domain_data
 from c2v_sim.report_index import index_data
 from c2v_sim.report_runs import Run
 
@@ -52,20 +53,29 @@ def best_and_last(run: Run) -> tuple[float, float] | None:
     return (max(values), values[-1]) if values else None
 
 
+def accuracy_cells(run: Run) -> list[str]:
+    """Best and last, `41.0 % so far` of a run that has no result."""
+    scores = best_and_last(run)
+    note = "" if run.state == "done" else " so far"
+    return [percent([score]) + note for score in scores] if scores else ["–", "–"]
+
+
 def run_data(run: Run, label: str, pool: Pool) -> dict[str, Any]:
     """What the figures of one run show."""
     order = order_clients(run.clients, run.manifest["data"])
-    scores = best_and_last(run)
+    best, last = accuracy_cells(run)
+    state = "" if run.state == "done" else f", {run.state}"
     return {
         "name": run.name,
         "label": label,
         "seed": run.config.get("seed"),
+        "state": run.state,
+        "failure": run.failure,
         "facts": f"{run.manifest['data']['name']}, {run.manifest['partition'].get('convention')}, "
-        f"{len(run.clients.sizes)} clients; rounds: {run.rounds}; "
-        + (
-            f"best {percent([scores[0]])}, last {percent([scores[1]])}" if scores else "no accuracy"
-        ),
+        f"{len(run.clients.sizes)} clients; rounds: {run.rounds}{state}; "
+        + (f"best {best}, last {last}" if run.evaluated else "no accuracy"),
         "clients": pool.add(clients_data(run, order)),
+        "domains": domain_data(run, order),
         "cohorts": cohort_data(run, order),
         "accuracy": accuracy_data(run, order),
         "index": None if run.index is None else pool.add(index_data(run.index, order)),
@@ -87,7 +97,7 @@ def missing_words(run: Run) -> str:
     if not run.records:
         out.append("No round is finished yet: there are no cohorts, weights and times.")
     if run.result is None:
-        out.append("The accuracy of single clients is known once the run is finished.")
+        out.append("The accuracy of single clients is known once a run is finished.")
     if run.clients.label_counts is None:
         out.append("The run directory does not say which classes a client holds.")
     if run.index is None:
@@ -165,9 +175,10 @@ def weight_caption(run: Run, weights: np.ndarray, cohort: np.ndarray, places: np
     sizes = run.clients.sizes[cohort].astype(np.float64)
     share = sizes / np.bincount(places, sizes)[places]  # FedAvg's
     away = 100 * np.abs(weights - share).max()
+    low, high = f"{100 * weights.min():.1f}", f"{100 * weights.max():.1f}"
+    lies = f"lies between {low} and {high} %" if low != high else f"is {low} %"
     return (
-        f"A sampled client's weight lies between {100 * weights.min():.1f} and "
-        f"{100 * weights.max():.1f} % of the new global model, at most {away:.2f} percentage "
+        f"A sampled client's weight {lies} of the new global model, at most {away:.2f} percentage "
         "points from its share of the cohort's training samples. The line marks equal shares."
     )
 

@@ -1,13 +1,14 @@
-"""Run directories as the report needs them: paths → `Run`s, grouped by everything but the seed.
+"""Run directories as the report needs them: paths → `Run`s.
 
 A run directory is one with config.toml and manifest.json. What a run that is still going (or was
-stopped) does not have yet is None; a file that is there and cannot be read is an error.
+stopped) does not have yet is None; a file that is there and cannot be read is an error. A cell of
+a sweep that failed before it had a run directory is `Unstarted`.
 """
 
 import json
 import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,10 @@ import numpy as np
 
 from c2v_sim import run_directory
 from c2v_sim.client_index import ClientIndex
-from c2v_sim.config import FREE_ON_RESUME, NEEDS
+from c2v_sim.failures import ENDING, failure_file, failure_reason
 from c2v_sim.partition import UNREADABLE, Partition
 from c2v_sim.records import Result, RoundRecord
 
-# Settings on which the result does not depend, the seed, and a file: the manifest says what was
-# in it.
-NOT_COMPARED = FREE_ON_RESUME | {"seed", "device", "index_file"}
 ENCODER_STAND_INS = ("builtin", "pretrained-lite")  # the paper's is CLIP
 
 
@@ -48,6 +46,7 @@ class Run:
     result: dict[str, Any] | None  # None: unfinished
     clients: Clients
     index: ClientIndex | None
+    failure: str = ""  # why a sweep gave it up
 
     @property
     def evaluated(self) -> list[RoundRecord]:
@@ -58,10 +57,15 @@ class Run:
         return sum(sum(r.seconds.values()) for r in self.records)
 
     @property
+    def state(self) -> str:
+        """done, failed or unfinished; failed wins, as in the tables of a sweep."""
+        return "failed" if self.failure else "done" if self.result else "unfinished"
+
+    @property
     def rounds(self) -> str:
         """In words: all of them, or how many of how many."""
-        done, planned = len(self.records), self.config.get("rounds", 0)
-        return str(done) if self.result else f"{done} of {planned}, unfinished"
+        done = len(self.records)
+        return str(done) if self.result else f"{done} of {self.config.get('rounds', 0)}"
 
     @property
     def encoder(self) -> str | None:
@@ -69,30 +73,50 @@ class Run:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
-    """Runs that differ only in their seed."""
+class Unstarted:
+    """A cell of a sweep that failed before it had a run directory."""
 
-    label: str
-    runs: list[Run]
+    name: str  # unique in a report
+    config: dict[str, Any]
+    failure: str
+    state: str = "failed"
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """The run directories among `paths` and inside them; a path without one is refused."""
+    """The run directories among `paths` and inside them, and those that failed cells lack.
+
+    A path without either is refused.
+    """
     found: list[Path] = []
     for path in paths:
         inside = [Path(at) for at, _, files in _walk(path) if _is_run(files)]
+        inside += [p for at, _, files in _walk(path) for p in _unstarted(Path(at), files)]
+        if not inside and failure_file(path).is_file():
+            inside = [path]
         if not inside:
             why = "it holds no run directory" if path.is_dir() else "there is no such directory"
             raise ValueError(
                 f"{path} is not a run directory: {why} (a run directory has "
                 f"{run_directory.CONFIG} and {run_directory.MANIFEST})"
             )
-        found += [run for run in inside if run.resolve() not in {f.resolve() for f in found}]
+        known = {f.resolve() for f in found}
+        found += [run for run in sorted(inside) if run.resolve() not in known]
     return found
 
 
-def _is_run(files: list[str]) -> bool:
+def _is_run(files: Iterable[str]) -> bool:
     return {run_directory.CONFIG, run_directory.MANIFEST} <= set(files)
+
+
+def has_begun(path: Path) -> bool:
+    return path.is_dir() and _is_run(os.listdir(path))
+
+
+def _unstarted(folder: Path, files: list[str]) -> list[Path]:
+    """Where the run directories of failed cells would be; a sweep leaves their settings too."""
+    names = [name.removesuffix(ENDING) for name in files if name.endswith(ENDING)]
+    cells = [folder / name for name in names if f"{name}.toml" in files]
+    return [cell for cell in cells if not has_begun(cell)]
 
 
 def _walk(path: Path):
@@ -102,14 +126,26 @@ def _walk(path: Path):
         yield at, folders, files
 
 
-def read_runs(paths: Sequence[Path]) -> list[Run]:
+def read_runs(paths: Sequence[Path]) -> tuple[list[Run], list[Unstarted]]:
     """Read run directories; their names are the ends of their paths that tell them apart."""
     resolved = [path.resolve() for path in paths]
     depth = 1
     while len({p.parts[-depth:] for p in resolved}) < len(resolved):
         depth += 1
     names = ["/".join(p.parts[-depth:]) for p in resolved]
-    return [read_run(path, name) for path, name in zip(paths, names, strict=True)]
+    named = list(zip(paths, names, strict=True))
+    runs = [read_run(path, name) for path, name in named if has_begun(path)]
+    return runs, [read_unstarted(path, name) for path, name in named if not has_begun(path)]
+
+
+def read_unstarted(path: Path, name: str) -> Unstarted:
+    """The cell whose run directory would be `path`: its settings and its failure are beside it."""
+    settings = path.with_name(f"{path.name}.toml")
+    try:
+        config = tomllib.loads(settings.read_text())
+    except ValueError as error:
+        raise ValueError(f"{settings}: cannot be read: {error}") from error
+    return Unstarted(name, config, failure_reason(failure_file(path)))
 
 
 def read_run(path: Path, name: str) -> Run:
@@ -127,7 +163,9 @@ def read_run(path: Path, name: str) -> Run:
     file = path / run_directory.INDEX
     index = ClientIndex.load(file) if file.exists() else None
     records, clients = read_rounds(path / run_directory.ROUNDS), read_clients(path, index)
-    return Run(path, name, config, manifest, records, result, clients, index)
+    failed = failure_file(path)
+    failure = failure_reason(failed) if failed.exists() else ""
+    return Run(path, name, config, manifest, records, result, clients, index, failure)
 
 
 def read_rounds(file: Path) -> list[RoundRecord]:
@@ -164,81 +202,12 @@ def read_clients(path: Path, index: ClientIndex | None) -> Clients:
         raise ValueError(f"{file}: cannot be read ({error})") from error
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
-    """Runs by equal settings; groups in the order of their first run, an algorithm as it is before
-    its improvements, seeds in their order."""
-    facts = [compared(run) for run in runs]
-    members: dict[str, list[int]] = {}
-    for i, fact in enumerate(facts):
-        members.setdefault(json.dumps(fact, sort_keys=True), []).append(i)
-    algorithms = list(dict.fromkeys(run.config.get("algorithm") for run in runs))
-
-    def place(ids: list[int]) -> tuple[int, int]:
-        config = runs[ids[0]].config
-        return algorithms.index(config.get("algorithm")), len(config.get("improve", ()))
-
-    grouped = sorted(members.values(), key=place)
-    firsts = [facts[ids[0]] for ids in grouped]
-    names = [n for n in dict.fromkeys(n for fact in firsts for n in fact) if differs(n, firsts)]
-    return [
-        Group(
-            group_label(facts[ids[0]], names),
-            sorted((runs[i] for i in ids), key=lambda run: run.config.get("seed", 0)),
-        )
-        for ids in grouped
-    ]
-
-
-def compared(run: Run) -> dict[str, Any]:
-    """What two runs must have in common to be seeds of one experiment."""
-    facts = {name: v for name, v in run.config.items() if name not in NOT_COMPARED}
-    made = (run.manifest.get("index") or {}).get("settings", {})
-    own = {"seed", "lanes", "threads", "device"}
-    if made:  # an index from a file was made with other settings than the run's
-        copies = {f"index_{name.removeprefix('index_')}" for name in made}
-        facts = {name: v for name, v in facts.items() if name not in copies}
-    facts |= {"data": run.manifest["data"]["name"], "index_encoder": run.encoder}
-    return facts | {f"index {name}": v for name, v in made.items() if name not in own}
-
-
-def differs(name: str, facts: list[dict[str, Any]]) -> bool:
-    """Whether those groups on which a setting has an effect differ in it."""
-    return len({json.dumps(fact.get(name)) for fact in facts if has_effect(name, fact)}) > 1
-
-
-def has_effect(name: str, facts: dict[str, Any]) -> bool:
-    """Whether the other settings let this one do something."""
-    if name.startswith("index"):
-        return bool(facts.get("improve"))
-    other, allowed = NEEDS.get(name, (name, None))
-    value = facts.get(other)
-    values = value if isinstance(value, list) else [value]
-    return allowed is None or bool(set(values) & set(allowed))
-
-
-def group_label(facts: dict[str, Any], differing: list[str]) -> str:
-    """`feddyn + sampling, local; alpha 0.5`: algorithm, improvements, then whatever differs."""
-    improved = facts.get("improve") or []
-    label = str(facts.get("algorithm"))
-    if improved:
-        every = len(improved) == 3
-        label += " + Client2Vec" if every else f" + {', '.join(improved)}"
-    for name in differing:
-        value = facts.get(name)
-        said_elsewhere = name in ("algorithm", "improve", "dataset")
-        if said_elsewhere or value in (None, "") or not has_effect(name, facts):
-            continue
-        text = ", ".join(value) or "nothing" if isinstance(value, list) else str(value)
-        plain = name in ("data", "model", "partition")
-        label += f"; {text}" if plain else f"; {name.replace('_', ' ')} {text}"
-    return label
-
-
-def standins(runs: Sequence[Run]) -> list[str]:
-    """A sentence for every stand-in that took the place of data or of the paper's encoder."""
+def standins(runs: Sequence[Run], total: int) -> list[str]:
+    """A sentence for every stand-in that took the place of data or of the paper's encoder; `total`
+    counts runs that did not begin as well."""
 
     def of_runs(chosen: list[Run]) -> str:
-        return "this run" if len(runs) == 1 else f"{len(chosen)} of {len(runs)} runs"
+        return "this run" if total == 1 else f"{len(chosen)} of {total} runs"
 
     out = []
     data = {(r.manifest["data"]["name"], r.manifest["data"].get("stand_in_for")) for r in runs}

@@ -11,7 +11,6 @@ each seed, why others are missing, and the paper's value. Accuracies are in %, t
 
 import functools
 import itertools
-import json
 import statistics
 import tomllib
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from c2v_sim.config import RunConfig, make_config, read_toml
+from c2v_sim.failures import failure_reason, read_json
 from c2v_sim.run_directory import CONFIG, MANIFEST, RESULT, ROUNDS, parse_rounds
 from c2v_sim.sweep_file import SEEDS, Cell, Sweep, Table, beside, cell_folder, state
 
@@ -110,20 +110,6 @@ def read_cell(cell: Cell, out: Path) -> CellRun:
         result = read_json(folder / RESULT)
     shown = "not run" if status == "new" else status
     return CellRun(cell, shown, folder, config, manifest, result)
-
-
-def failure_reason(path: Path) -> str:
-    """The first sentence of the last line that the failed run said, or its exit code."""
-    facts = read_json(path)
-    said = facts["log"][-1] if facts["log"] else f"exit code {facts['exit_code']}"
-    return said.removeprefix("c2v_sim: error: ").split(". ")[0]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
 
 
 @functools.cache

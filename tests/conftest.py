@@ -1,5 +1,6 @@
 """Set before anything imports triton: kernels are interpreted, since no GPU is needed here."""
 
+import json
 import os
 
 import pytest
@@ -16,3 +17,33 @@ def _poison_uninitialised_memory():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(scope="session")
+def report_runs(tmp_path_factory):
+    """The folder of some real runs, for the report."""
+    from report_directories import make_real_runs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("C2V_DATA", str(tmp_path_factory.getbasetemp() / "data"))
+        return make_real_runs(tmp_path_factory.mktemp("runs") / "cells")
+
+
+@pytest.fixture(scope="session")
+def report_of_many(report_runs, tmp_path_factory):
+    from c2v_sim import report
+
+    return report.make_report([report_runs], tmp_path_factory.mktemp("many") / "report.html")
+
+
+@pytest.fixture(scope="session")
+def failed_cells(report_runs, tmp_path_factory):
+    """Those runs as cells of a sweep of which four failed: one in a round, three before it."""
+    from report_directories import add_failures
+
+    return add_failures(report_runs, tmp_path_factory.mktemp("failed") / "cells")
+
+
+@pytest.fixture(scope="session")
+def manifest_template(report_runs):
+    return json.loads((report_runs / "steered-0" / "manifest.json").read_text())

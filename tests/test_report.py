@@ -1,92 +1,33 @@
-"""The report command: from real run directories to a page, in a real browser."""
+"""The report command: from real run directories to the data of a page."""
 
 import builtins
 import itertools
 import json
-import os
 import re
 import shutil
 
 import numpy as np
 import pytest
-from report_directories import write_many, write_run
+from report_directories import NO_INDEX, NOT_FINITE, embedded, unpack, write_many, write_run
 
 pytest.importorskip("altair", reason="pip install 'c2v_sim[report]'")
 pytest.importorskip("vl_convert", reason="pip install 'c2v_sim[report]'")
 
-from c2v_sim import report, run
+from c2v_sim import report
 from c2v_sim.client_index import ClientIndex
 from c2v_sim.config import RunConfig
 from c2v_sim.report_clients import order_clients, pack
 from c2v_sim.report_data import curve, document
+from c2v_sim.report_domains import UNTESTED
+from c2v_sim.report_groups import group_runs
 from c2v_sim.report_index import block_cosines, means_of
-from c2v_sim.report_runs import find_runs, group_runs, read_run, read_runs
-
-TINY = ["--train-size", "600", "--test-size", "200", "--local-epochs", "1", "--batch-size", "16"]
-DOMAINS = ["--partition", "by-domain", "--clients-per-domain", "2", "--model", "linear"]
-DOMAINS += ["--participation", "0.4", "--rounds", "4"]
-STEERED = ["--improve", "sampling", "aggregation", "local", "--index-epochs", "1"]
-STEERED += ["--index-dropout", "0", "--index-max-samples", "10"]
-RUNS = {
-    "steered-0": [*DOMAINS, *STEERED, "--seed", "0"],
-    "steered-1": [*DOMAINS, *STEERED, "--seed", "1"],
-    "plain-0": [*DOMAINS, "--seed", "0"],
-    "plain-1": [*DOMAINS, "--seed", "1"],
-    "mlp": ["--clients", "12", "--model", "mlp", "--participation", "0.25", "--rounds", "3"],
-}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Real runs, and one of them as it was left after two rounds."""
-    before = os.environ.get("C2V_DATA")
-    os.environ["C2V_DATA"] = str(tmp_path_factory.getbasetemp() / "data")
-    folder = tmp_path_factory.mktemp("runs") / "cells"
-    for name, flags in RUNS.items():
-        assert run.main([*TINY, *flags, "--out", str(folder / name)]) == 0
-    if before is None:
-        del os.environ["C2V_DATA"]
-    else:
-        os.environ["C2V_DATA"] = before
-    stopped = folder / "stopped"
-    shutil.copytree(folder / "plain-0", stopped)
-    config = (stopped / "config.toml").read_text()
-    (stopped / "config.toml").write_text(config.replace("seed = 0", "seed = 2"))
-    (stopped / "result.json").unlink()
-    (stopped / "clients.npz").unlink()  # as older versions left it
-    lines = (stopped / "rounds.jsonl").read_text().splitlines(keepends=True)
-    (stopped / "rounds.jsonl").write_text("".join(lines[:2]) + lines[2][:50])
-    return folder
-
-
-@pytest.fixture(scope="module")
-def many(runs, tmp_path_factory):
-    return report.make_report([runs], tmp_path_factory.mktemp("many") / "report.html")
-
-
-@pytest.fixture(scope="module")
-def template(runs):
-    return json.loads((runs / "steered-0" / "manifest.json").read_text())
-
-
-def embedded(page):
-    (text,) = re.findall(
-        r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.DOTALL
-    )
-    return json.loads(text)
-
-
-def unpack(packed):
-    import base64
-
-    return np.frombuffer(base64.b64decode(packed["data"]), f"<u{packed['bits'] // 8}")
-
+from c2v_sim.report_runs import find_runs, read_run, read_runs
 
 # ---- reading --------------------------------------------------------------------------------
 
 
-def test_runs_that_differ_in_the_seed_alone_are_one_experiment(runs):
-    groups = group_runs(read_runs(find_runs([runs])))
+def test_runs_that_differ_in_the_seed_alone_are_one_experiment(report_runs):
+    groups = group_runs(*read_runs(find_runs([report_runs])))
     members = {group.label: [r.name for r in group.runs] for group in groups}
     assert members == {
         "fedavg; dirichlet; mlp; rounds 3; participation 0.25": ["mlp"],
@@ -98,8 +39,29 @@ def test_runs_that_differ_in_the_seed_alone_are_one_experiment(runs):
     }
 
 
-def test_curves_are_mean_and_range_over_the_seeds_that_got_there(runs):
-    three = read_runs([runs / name for name in ("plain-0", "plain-1", "stopped")])
+def test_another_kind_of_index_is_another_experiment_named_once(report_runs, tmp_path):
+    for kind in ("feature-average", "local-model-weights"):
+        path = tmp_path / kind
+        shutil.copytree(report_runs / "steered-0", path)
+        config = (path / "config.toml").read_text()
+        (path / "config.toml").write_text(config.replace("dsa-ign", kind))
+        manifest = json.loads((path / "manifest.json").read_text())
+        manifest["index"]["settings"]["index"] = kind
+        if kind == "local-model-weights":  # made in training, by no settings of its own
+            manifest |= {"index": None, "encoder": None}
+            (path / "index.safetensors").unlink()
+        (path / "manifest.json").write_text(json.dumps(manifest))
+    runs, _ = read_runs(find_runs([report_runs / "steered-0", report_runs / "plain-0", tmp_path]))
+    assert [group.label for group in group_runs(runs)] == [
+        "fedavg",
+        "fedavg + Client2Vec; index dsa-ign",
+        "fedavg + Client2Vec; index feature-average",
+        "fedavg + Client2Vec; index local-model-weights",
+    ]
+
+
+def test_curves_are_mean_and_range_over_the_seeds_that_got_there(report_runs):
+    three, _ = read_runs([report_runs / name for name in ("plain-0", "plain-1", "stopped")])
     values = np.array([[100 * r.accuracy for r in one.evaluated] for one in three[:2]])
     made = curve(three, "accuracy")
     assert made["round"] == [1, 2, 3, 4]
@@ -109,35 +71,36 @@ def test_curves_are_mean_and_range_over_the_seeds_that_got_there(runs):
     assert made["high"] == pytest.approx(values.max(0), abs=0.006)
 
 
-def test_the_clients_of_a_run_are_kept_with_it(runs):
-    one = read_run(runs / "plain-0", "plain-0")
+def test_the_clients_of_a_run_are_kept_with_it(report_runs):
+    one = read_run(report_runs / "plain-0", "plain-0")
     counts = one.clients.label_counts
     assert counts.shape == (12, 10)
     assert counts.sum() == 600
     assert one.clients.test_sizes.sum() == 200
     assert one.clients.domains.tolist() == [d for d in range(6) for _ in range(2)]
-    older = read_run(runs / "stopped", "stopped").clients  # sizes are in the partition
+    older = read_run(report_runs / "stopped", "stopped").clients  # sizes are in the partition
     assert older.label_counts is None
     for name in ("sizes", "test_sizes", "domains"):
         assert np.array_equal(getattr(older, name), getattr(one.clients, name)), name
-    assert read_run(runs / "mlp", "mlp").clients.domains is None
+    assert read_run(report_runs / "mlp", "mlp").clients.domains is None
 
 
-def test_an_unfinished_run_is_shown_with_what_it_has(runs, many):
-    data = embedded(many)
+def test_an_unfinished_run_is_shown_with_what_it_has(report_runs, report_of_many):
+    data = embedded(report_of_many)
     (shown,) = (r for r in data["runs"] if r["name"] == "stopped")
     assert "2 of 4, unfinished" in shown["facts"]
     assert shown["accuracy"] is None
     assert shown["cohorts"]["rounds"] == 2
     assert data["pool"][shown["clients"]]["counts"] is None
-    assert "known once the run is finished" in shown["missing"]
+    assert "known once a run is finished" in shown["missing"]
     (row,) = (row for row in data["every_run"]["rows"] if row[0] == "stopped")
-    assert "2 of 4, unfinished" in row
+    assert row[1] == "unfinished"
+    assert row[6] == "2 of 4"
 
 
-def test_a_run_without_a_round_yet(runs, tmp_path):
+def test_a_run_without_a_round_yet(report_runs, tmp_path):
     begun = tmp_path / "begun"
-    shutil.copytree(runs / "plain-0", begun)
+    shutil.copytree(report_runs / "plain-0", begun)
     for name in ("rounds.jsonl", "result.json"):
         (begun / name).unlink()
     data = embedded(report.make_report([begun]))
@@ -146,11 +109,86 @@ def test_a_run_without_a_round_yet(runs, tmp_path):
     assert data["summary"]["rows"][0][1:3] == ["–", "–"]
 
 
+# ---- cells of a sweep that failed -----------------------------------------------------------
+
+
+def test_failed_cells_are_listed_with_their_reason_begun_or_not(failed_cells, tmp_path):
+    data = embedded(report.make_report([failed_cells], tmp_path / "report.html"))
+    assert data["banners"][0].startswith("4 of 10 runs failed")
+    assert "1 of 10 runs is not finished" in data["banners"][0]
+    states = {row[0]: row[1] for row in data["every_run"]["rows"]}
+    assert len(states) == 10
+    assert states["plain-3"] == f"failed: {NOT_FINITE}"
+    assert states["plain-4"] == "failed before it began: exit code 9"  # it said nothing
+    assert states["steered-2"] == f"failed before it began: {NO_INDEX}"
+    assert states["stopped"] == "unfinished"
+    assert states["plain-0"] == "done"
+    shown = {run["name"]: run for run in data["runs"]}
+    assert shown.keys() == states.keys() - {"plain-4", "steered-2", "feddyn-0"}
+    assert shown["plain-3"]["failure"] == NOT_FINITE
+    assert "2 of 4, failed" in shown["plain-3"]["facts"]
+    assert shown["plain-0"]["failure"] == ""
+
+
+def test_means_are_of_the_finished_seeds_and_say_how_many(failed_cells, tmp_path):
+    data = embedded(report.make_report([failed_cells], tmp_path / "report.html"))
+    head = data["summary"]["head"]
+    rows = [dict(zip(head, row, strict=True)) for row in data["summary"]["rows"]]
+    plain, steered, feddyn = (
+        next(row for row in rows if row["experiment"].startswith(start))
+        for start in ("fedavg; by-domain", "fedavg + Client2Vec", "feddyn")
+    )
+    finished = [read_run(failed_cells / name, name) for name in ("plain-0", "plain-1")]
+    best = [max(100 * r.accuracy for r in one.evaluated) for one in finished]
+    assert plain["best"] == f"{np.mean(best):.1f} ± {np.std(best):.1f} % (2 of 5 seeds)"
+    assert plain["seed(s)"] == "0, 1; unfinished: 2; failed: 3, 4"
+    assert plain["seconds a run"] == f"{np.mean([one.seconds for one in finished]):.1f}"
+    assert steered["best"].endswith(" % (2 of 3 seeds)")
+    assert steered["seed(s)"] == "0, 1; failed: 2"  # one experiment, though it has no index
+    assert (feddyn["best"], feddyn["seed(s)"], feddyn["rounds"]) == ("–", "failed: 0", "–")
+    assert len(data["groups"]) == 3  # an experiment that never began has no curve
+
+
+def test_numbers_without_a_finished_seed_are_so_far(failed_cells, tmp_path):
+    page = report.make_report([failed_cells / "plain-3"], tmp_path / "report.html")
+    data = embedded(page)
+    assert data["banners"] == ["This run failed: its numbers are so far."]
+    assert re.fullmatch(r"[\d.]+ % so far", data["summary"]["rows"][0][1])
+    caption = data["runs"][0]["domains"]["caption"]
+    assert "In round 2, the last one so far: best" in caption
+
+
+def test_a_failed_cell_with_a_result_is_failed_as_in_the_tables(failed_cells, tmp_path):
+    cells = tmp_path / "cells"
+    shutil.copytree(failed_cells, cells)
+    shutil.copy(cells / "plain-3.failed", cells / "plain-0.failed")
+    data = embedded(report.make_report([cells], tmp_path / "report.html"))
+    (row,) = (row for row in data["summary"]["rows"] if row[0].startswith("fedavg; by-domain"))
+    assert row[3] == "1; unfinished: 2; failed: 0, 3, 4"
+    assert "(1 of 5 seeds)" in row[1]
+
+
+def test_cells_that_never_began_alone_make_no_report(failed_cells, tmp_path, capsys):
+    out = tmp_path / "report.html"
+    for name in ("steered-2.toml", "steered-2.failed"):
+        shutil.copy(failed_cells / name, tmp_path / name)
+    for path in (tmp_path, tmp_path / "steered-2"):
+        assert report.main([str(path), "-o", str(out)]) == 2
+        assert f"steered-2: {NO_INDEX}" in capsys.readouterr().err
+    (tmp_path / "steered-2.failed").write_text("{")
+    assert report.main([str(tmp_path), "-o", str(out)]) == 2
+    assert "steered-2.failed cannot be read" in capsys.readouterr().err
+    (tmp_path / "steered-2.toml").unlink()  # then it is no cell of a sweep
+    assert report.main([str(tmp_path), "-o", str(out)]) == 2
+    assert f"{tmp_path} is not a run directory" in capsys.readouterr().err
+    assert not out.exists()
+
+
 # ---- what the page is given -----------------------------------------------------------------
 
 
-def test_cohorts_and_weights_survive_the_packing(runs):
-    one = read_run(runs / "steered-0", "steered-0")
+def test_cohorts_and_weights_survive_the_packing(report_runs):
+    one = read_run(report_runs / "steered-0", "steered-0")
     (shown,) = document(group_runs([one]))["runs"]
     order = order_clients(one.clients, one.manifest["data"])
     cells = unpack(shown["cohorts"]["cells"])
@@ -164,8 +202,45 @@ def test_cohorts_and_weights_survive_the_packing(runs):
     assert np.array(found) == pytest.approx(np.array(wanted), abs=1e-5)
 
 
-def test_the_partition_and_the_index_survive_the_packing(runs):
-    one = read_run(runs / "steered-0", "steered-0")
+def test_the_accuracy_of_domains_survives_the_packing(report_runs):
+    one = read_run(report_runs / "plain-0", "plain-0")
+    (shown,) = document(group_runs([one]))["runs"]
+    wanted = np.array([r.accuracy_domains for r in one.records])  # [4, 6]
+    assert unpack(shown["domains"]["rounds"]).tolist() == [1, 2, 3, 4]
+    found = unpack(shown["domains"]["values"]).reshape(4, 6) / 10000
+    assert found == pytest.approx(wanted, abs=0.00006)
+    names = one.manifest["data"]["domains"]
+    best, worst = names[wanted[-1].argmax()], names[wanted[-1].argmin()]
+    caption = shown["domains"]["caption"]
+    assert f"in round 4: best {best} with {100 * wanted[-1].max():.1f} %" in caption
+    assert f"worst {worst} with {100 * wanted[-1].min():.1f} %" in caption
+    (shown,) = document(group_runs([read_run(report_runs / "mlp", "mlp")]))["runs"]
+    assert shown["domains"] is None
+
+
+def test_domains_without_clients_or_test_samples_keep_the_names_of_the_others(
+    report_runs, tmp_path
+):
+    path = tmp_path / "some"
+    shutil.copytree(report_runs / "plain-0", path)
+    clients = dict(np.load(path / "clients.npz"))
+    clients["domains"] = np.where(clients["domains"] < 3, 1, 4)  # of six, two have clients
+    np.savez(path / "clients.npz", **clients)
+    records = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
+    for record in records:
+        record["accuracy_domains"] = [float("nan"), 0.25]
+    (path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    one = read_run(path, "some")
+    data = document(group_runs([one]))
+    shown = data["runs"][0]
+    names = one.manifest["data"]["domains"]
+    assert [g["name"] for g in data["pool"][shown["clients"]]["groups"]] == [names[1], names[4]]
+    assert unpack(shown["domains"]["values"]).reshape(4, 2).tolist() == [[UNTESTED, 2500]] * 4
+    assert f"best {names[4]} with 25.0 %, worst {names[4]}" in shown["domains"]["caption"]
+
+
+def test_the_partition_and_the_index_survive_the_packing(report_runs):
+    one = read_run(report_runs / "steered-0", "steered-0")
     data = document(group_runs([one]))
     shown = data["runs"][0]
     counts = unpack(data["pool"][shown["clients"]]["counts"]).reshape(12, 10)
@@ -179,8 +254,8 @@ def test_the_partition_and_the_index_survive_the_packing(runs):
 
 
 @pytest.mark.parametrize("parts", [("feature",), ("feature", "label")])
-def test_block_means_of_cosines_are_those_of_the_whole_matrix(runs, parts):
-    index = ClientIndex.load(runs / "steered-0" / "index.safetensors")
+def test_block_means_of_cosines_are_those_of_the_whole_matrix(report_runs, parts):
+    index = ClientIndex.load(report_runs / "steered-0" / "index.safetensors")
     block = np.arange(12) % 5
     found = means_of(*block_cosines(index, parts, block, 5))
     whole = index.similarity(parts[0] if len(parts) == 1 else None).double().numpy()
@@ -190,8 +265,8 @@ def test_block_means_of_cosines_are_those_of_the_whole_matrix(runs, parts):
         assert found[a, b] == pytest.approx(wanted, abs=1e-5)
 
 
-def test_clients_without_domains_are_ordered_by_dominant_label(runs):
-    one = read_run(runs / "mlp", "mlp")
+def test_clients_without_domains_are_ordered_by_dominant_label(report_runs):
+    one = read_run(report_runs / "mlp", "mlp")
     order = order_clients(one.clients, one.manifest["data"])
     assert order.by == "dominant label"
     dominant = one.clients.label_counts.argmax(1)[order.clients]
@@ -207,8 +282,8 @@ def test_pack_takes_the_smallest_type(most):
     assert packed["bits"] == (8 if most < 256 else 16 if most < 65536 else 32)
 
 
-def test_sixty_runs_stay_under_three_megabytes_and_share_what_is_equal(template, tmp_path):
-    paths = write_many(tmp_path / "runs", template)
+def test_sixty_runs_stay_under_three_megabytes_and_share_what_is_equal(manifest_template, tmp_path):
+    paths = write_many(tmp_path / "runs", manifest_template)
     assert len(paths) == 60
     page = report.make_report([tmp_path / "runs"], tmp_path / "report.html")
     assert page.stat().st_size < 3e6
@@ -219,28 +294,34 @@ def test_sixty_runs_stay_under_three_megabytes_and_share_what_is_equal(template,
     assert len({r["index"] for r in data["runs"]} - {None}) == 3
 
 
-def test_many_clients_and_rounds_share_rows_and_columns(template, tmp_path):
+def test_many_clients_and_rounds_share_rows_and_columns(manifest_template, tmp_path):
     config = RunConfig(clients=500, rounds=450, participation=0.02)
-    write_run(tmp_path / "large", template, config, "user")
+    write_run(tmp_path / "large", manifest_template, config, "user", domains=6)
     data = embedded(report.make_report([tmp_path / "large"]))
     shown = data["runs"][0]
     assert data["pool"][shown["clients"]]["rows"] == 128
     assert shown["cohorts"]["width"] == 3
     assert int(unpack(shown["cohorts"]["times"]).sum()) == 450 * 10
     assert len(shown["seconds"]["stages"]["train"]) == 150
+    rounds = unpack(shown["domains"]["rounds"])
+    assert len(rounds) == len(set(rounds)) == 200
+    assert (rounds[0], rounds[-1]) == (1, 450)
+    assert "200 of 450 evaluated rounds are drawn" in shown["domains"]["caption"]
 
 
 # ---- the command ----------------------------------------------------------------------------
 
 
-def test_the_default_name_and_when_a_file_is_overwritten(runs, tmp_path, monkeypatch, capsys):
+def test_the_default_name_and_when_a_file_is_overwritten(
+    report_runs, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     alone = tmp_path / "alone"
-    shutil.copytree(runs / "plain-0", alone)
+    shutil.copytree(report_runs / "plain-0", alone)
     assert report.main([str(alone)]) == 0
     assert (alone / "report.html").is_file()
     assert report.main([str(alone)]) == 0  # a report may be written again
-    assert report.main([str(alone), str(runs / "mlp")]) == 0
+    assert report.main([str(alone), str(report_runs / "mlp")]) == 0
     assert (tmp_path / "report.html").is_file()
     mine = tmp_path / "thesis.html"
     mine.write_text("years of work")
@@ -251,14 +332,16 @@ def test_the_default_name_and_when_a_file_is_overwritten(runs, tmp_path, monkeyp
     assert "<!DOCTYPE html>" in mine.read_text()
 
 
-def test_what_is_no_run_is_refused_by_name_before_anything_is_written(runs, tmp_path, capsys):
+def test_what_is_no_run_is_refused_by_name_before_anything_is_written(
+    report_runs, tmp_path, capsys
+):
     out = tmp_path / "report.html"
     (tmp_path / "empty").mkdir()
-    for wrong in (tmp_path / "empty", tmp_path / "nowhere", runs / "mlp" / "config.toml"):
-        assert report.main([str(runs / "mlp"), str(wrong), "-o", str(out)]) == 2
+    for wrong in (tmp_path / "empty", tmp_path / "nowhere", report_runs / "mlp" / "config.toml"):
+        assert report.main([str(report_runs / "mlp"), str(wrong), "-o", str(out)]) == 2
         assert f"{wrong} is not a run directory" in capsys.readouterr().err
     damaged = tmp_path / "damaged"
-    shutil.copytree(runs / "mlp", damaged)
+    shutil.copytree(report_runs / "mlp", damaged)
     lines = (damaged / "rounds.jsonl").read_text().splitlines(keepends=True)
     (damaged / "rounds.jsonl").write_text(lines[0] + "{}\n" + lines[2])
     assert report.main([str(damaged), "-o", str(out)]) == 2
@@ -267,12 +350,12 @@ def test_what_is_no_run_is_refused_by_name_before_anything_is_written(runs, tmp_
     assert report.main([str(damaged), "-o", str(out)]) == 2
     assert str(damaged) in capsys.readouterr().err
     assert not out.exists()
-    assert report.main([str(runs / "mlp"), "-o", str(tmp_path / "no" / "report.html")]) == 2
+    assert report.main([str(report_runs / "mlp"), "-o", str(tmp_path / "no" / "report.html")]) == 2
     assert "does not exist" in capsys.readouterr().err
 
 
 def test_without_the_libraries_the_command_says_what_to_install(
-    runs, tmp_path, monkeypatch, capsys
+    report_runs, tmp_path, monkeypatch, capsys
 ):
     original = builtins.__import__
 
@@ -282,190 +365,6 @@ def test_without_the_libraries_the_command_says_what_to_install(
         return original(name, *rest)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    assert report.main([str(runs / "mlp"), "-o", str(tmp_path / "report.html")]) == 2
+    assert report.main([str(report_runs / "mlp"), "-o", str(tmp_path / "report.html")]) == 2
     assert "pip install 'c2v_sim[report]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
-
-
-# ---- in the browser -------------------------------------------------------------------------
-
-FIGURES = {"curves", "timeline", "weights", "histogram", "partition", "times"}
-INDEX_FIGURES = {"groups", "index", "index-feature"}
-EVIL = '</script><script>document.title = "taken"</script><img src=x onerror="document.title=1">'
-
-
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    program = next(filter(None, map(shutil.which, names)), None)
-    if program is None:
-        pytest.skip(f"no browser: none of {', '.join(names)} is installed")
-    with sync_api.sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield running
-        running.close()
-
-
-class Opened:
-    """A page in a window of its own that remembers everything that went wrong."""
-
-    def __init__(self, browser, path, width=1200, scheme="light"):
-        size = {"width": width, "height": 900}
-        self.context = browser.new_context(viewport=size, color_scheme=scheme)
-        self.page, self.wrong, self.requests = self.context.new_page(), [], []
-        self.page.on("console", lambda message: self.wrong.append(message.text))
-        self.page.on("pageerror", lambda error: self.wrong.append(str(error)))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.wait()
-
-    def wait(self):
-        self.page.wait_for_function("document.documentElement.dataset.ready === 'true'")
-
-    def marks(self):
-        """Of each figure that is shown: how many marks it has, or different colours on a canvas."""
-        script = """() => Object.fromEntries(
-            [...document.querySelectorAll("figure:not([hidden])")].map((figure) => {
-              const canvas = figure.querySelector("canvas");
-              const { figure: name } = figure.dataset;
-              const kinds = ["rect", "symbol", "line"].map((k) => `.role-mark.mark-${k} path`);
-              if (!canvas) return [name, figure.querySelectorAll(kinds.join()).length];
-              const { width, height } = canvas;
-              const { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
-              return [name, new Set(new Uint32Array(data.buffer)).size];
-            }))"""
-        return self.page.evaluate(script)
-
-    def overflow(self):
-        return self.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-
-    def close(self):
-        self.context.close()
-        assert self.wrong == []
-        assert [url[:8] for url in self.requests] == ["file:///"]
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (1200, "dark"), (360, "light")])
-def test_every_figure_of_one_run_is_drawn(browser, runs, tmp_path, width, scheme):
-    path = report.make_report([runs / "steered-0"], tmp_path / "report.html")
-    opened = Opened(browser, path, width, scheme)
-    marks = opened.marks()
-    assert marks.keys() == FIGURES | INDEX_FIGURES
-    assert marks["timeline"] == 4 * 4  # rounds × cohort
-    assert marks["index"] == marks["index-feature"] == 12 * 11
-    assert marks["groups"] == 36
-    assert marks["times"] == 4 * 4
-    assert all(marks.values()), marks
-    assert opened.overflow() <= 0
-    background = opened.page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", background))) < 200) == (scheme == "dark")
-    for figure in opened.page.query_selector_all("figure:not([hidden])"):
-        drawing = figure.query_selector("[role=graphics-document]")
-        caption = figure.query_selector("figcaption").inner_text()
-        assert caption in drawing.get_attribute("aria-label")
-        assert re.search(r"\d", caption)
-    assert "stand-in encoder builtin" in opened.page.inner_text("#summary")
-    assert "in place of the paper's CLIP" in opened.page.inner_text(".banner")
-    assert opened.page.locator("#run").is_hidden()
-    opened.close()
-
-
-def test_headings_are_in_order_and_controls_have_names(browser, many):
-    opened = Opened(browser, many)
-    levels = [
-        int(h.evaluate("h => h.tagName[1]"))
-        for h in opened.page.query_selector_all("h1, h2, h3, h4")
-    ]
-    assert levels[0] == 1
-    assert all(b <= a + 1 for a, b in itertools.pairwise(levels))
-    nameless = opened.page.evaluate(
-        """[...document.querySelectorAll("select, input")].filter((e) => !e.labels.length).length"""
-    )
-    assert nameless == 0
-    opened.close()
-
-
-def test_the_keyboard_reaches_everything_and_another_run_changes_the_figures(browser, many):
-    opened = Opened(browser, many)
-    page = opened.page
-    assert opened.marks().keys() == FIGURES | {"group-times"}  # the first run, mlp, has no index
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.className") == "skip"
-    page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.id") == "theme"
-    page.keyboard.press("Enter")
-    opened.wait()
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    assert page.get_attribute("#theme", "aria-pressed") == "true"
-    for _ in range(40):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement.id") == "run":
-            break
-    assert page.evaluate("document.activeElement.id") == "run"
-    style = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-    assert style == "solid"
-    before = page.inner_text("figure[data-figure=timeline] figcaption")
-    page.keyboard.press("End")  # the last run
-    opened.wait()
-    assert "steered-1" in page.inner_text("#facts")
-    assert opened.marks().keys() == FIGURES | INDEX_FIGURES | {"group-times"}
-    assert page.inner_text("figure[data-figure=timeline] figcaption") != before
-    opened.close()
-
-
-def test_curves_can_be_chosen_and_measured_differently(browser, many):
-    opened = Opened(browser, many)
-    page = opened.page
-    assert opened.marks()["curves"] == 3 + 4 + 4 + 3  # a line each, and a dot a round
-    page.get_by_label("fedavg; dirichlet; mlp").click()
-    opened.wait()
-    assert opened.marks()["curves"] == 2 + 4 + 4
-    before = page.inner_text("figure[data-figure=curves] figcaption")
-    page.select_option("#measure", label="worst 10 % of clients")
-    opened.wait()
-    after = page.inner_text("figure[data-figure=curves] figcaption")
-    assert after != before
-    assert "from the smallest to the largest" in after
-    opened.close()
-
-
-def test_an_unfinished_run_leaves_out_the_figures_it_cannot_have(browser, runs, tmp_path):
-    path = report.make_report([runs / "stopped"], tmp_path / "report.html")
-    opened = Opened(browser, path, width=360)
-    assert opened.marks().keys() == FIGURES - {"histogram", "partition"}
-    assert "does not say which classes" in opened.page.inner_text("#missing")
-    assert opened.overflow() <= 0
-    opened.close()
-
-
-def test_large_maps_are_painted_on_a_canvas_with_a_description(browser, template, tmp_path):
-    config = RunConfig(clients=100, rounds=12, improve=("sampling",))
-    write_run(tmp_path / "large", template, config)
-    opened = Opened(browser, report.make_report([tmp_path / "large"]))
-    assert opened.marks()["index"] > 20
-    figure = opened.page.query_selector("figure[data-figure=index]")
-    assert figure.query_selector("canvas")
-    drawing = figure.query_selector("[role=graphics-document]")
-    assert "Mean cosine of two clients" in drawing.get_attribute("aria-label")
-    banner = opened.page.inner_text("#standins")
-    assert "this run trained on cifar10-standin(shapes), not on cifar10" in banner
-    opened.close()
-
-
-def test_names_from_files_are_never_taken_for_html(browser, template, tmp_path):
-    write_run(tmp_path / "evil", template, RunConfig(clients=12, rounds=2), EVIL)
-    manifest = json.loads((tmp_path / "evil" / "manifest.json").read_text())
-    manifest |= {"commit": EVIL, "{{bundle}}": EVIL}
-    manifest["data"]["classes"] = [f"{EVIL}{k}" for k in range(10)]
-    (tmp_path / "evil" / "manifest.json").write_text(json.dumps(manifest))
-    path = report.make_report([tmp_path / "evil"])
-    assert path.read_text().count("</script>") == 4
-    opened = Opened(browser, path)
-    assert opened.page.title().startswith(EVIL)
-    opened.page.hover("figure[data-figure=partition] .role-mark.mark-rect path")
-    opened.page.wait_for_selector("#vg-tooltip-element.visible")
-    assert EVIL in opened.page.inner_text("#vg-tooltip-element")
-    assert opened.page.query_selector("img") is None
-    assert EVIL in opened.page.inner_text("#summary")
-    opened.close()

@@ -7,6 +7,7 @@ const DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]];
 const STAGES = ["train", "evaluate", "aggregate", "sample"];
 const OVERLAP = 1.1;  // cells reach under their neighbours: no seams between them
 const $ = (id) => document.getElementById(id);
+const UNTESTED = 10001;  // of report_domains.py
 const hidden = new Set();  // series that are switched off
 
 function colours(name) {
@@ -17,6 +18,10 @@ function colours(name) {
 function category(i, count = 1) {
   const all = colours("--categories");
   return count > all.length ? all[0] : all[i % all.length];
+}
+
+function dashOf(i) {
+  return DASHES[Math.floor(i / 8) % DASHES.length];  // another one for every eight colours
 }
 
 // ---- all runs --------------------------------------------------------------------------------
@@ -37,11 +42,12 @@ function curvesFigure() {
     curve.round.forEach((round, t) => {
       const mean = curve.mean[t];
       if (mean === null) return;
-      if (top === null || mean > top.mean) top = { series, mean, round };
+      const runs = curve.runs?.[t] ?? 1;
+      if (top === null || mean > top.mean) top = { series, mean, round, runs, of: DATA.groups[alone ? 0 : i].runs };
       rows.push({
         series, round, mean, low: curve.low?.[t] ?? mean, high: curve.high?.[t] ?? mean,
-        runs: curve.runs?.[t] ?? 1, band: 0.18 * Math.min(1, 3 / shown), dot: curve.round.length > 40 ? 0 : 1,
-        colour: category(i), dash: DASHES[Math.floor(i / 8) % 4],
+        runs, band: 0.18 * Math.min(1, 3 / shown), dot: curve.round.length > 40 ? 0 : 1,
+        colour: category(i), dash: dashOf(i),
       });
     });
   });
@@ -49,11 +55,12 @@ function curvesFigure() {
   const seeds = DATA.groups.some((g) => g.runs > 1);
   const torn = DATA.groups.some((g) => g.unfinished && g.runs > 1);
   const caption = [
-    top ? `Highest: ${top.series}, ${top.mean.toFixed(1)} % in round ${top.round}.`
+    top ? `Highest: ${top.series}, ${top.mean.toFixed(1)} % in round ${top.round}`
+          + (top.runs < top.of ? ` (${top.runs} of ${top.of} runs).` : ".")
         : "No curve is chosen.",
     seeds ? "A line is the mean over the seeds of a group, its band reaches from the smallest to "
             + "the largest value over them." : "Every curve is a single run.",
-    torn ? "Where a run is unfinished, later rounds are the mean of the others." : "",
+    torn ? "A run that failed or is unfinished counts in the rounds it has: later ones are the mean of the others." : "",
   ];
   return { data: { curves: rows }, height: 340, caption: caption.join(" ").trim() };
 }
@@ -133,6 +140,7 @@ function runFigures(run) {
   const index = run.index === null ? null : DATA.pool[run.index];
   const rowed = { params, height };
   return {
+    domains: () => run.domains && domainsFigure(run.domains, facts.groups),
     timeline: () => cells && { data: { cells }, ...rowed, legend, caption: `${run.cohorts.cohort_caption} ${words}` },
     weights: () => cells && { data: { cells }, height: 300, legend, caption: run.cohorts.weight_caption },
     histogram: () => run.accuracy && histogramFigure(run.accuracy),
@@ -142,6 +150,18 @@ function runFigures(run) {
     "index-feature": () => index?.maps[1] ? indexFigure(index.maps[1], clients) : null,
     times: () => run.seconds && timesFigure(run.seconds),
   };
+}
+
+function domainsFigure({ rounds, values, caption }, groups) {
+  const at = unpack(rounds), levels = unpack(values), dot = at.length > 40 ? 0 : 1;
+  const legend = groups.map(({ name }, i) => ({ name, colour: category(i), dash: dashOf(i) }));
+  const curves = [];
+  levels.forEach((level, i) => {
+    if (level === UNTESTED) return;
+    const { name: series, colour, dash } = legend[i % groups.length];
+    curves.push({ series, colour, dash, dot, round: at[Math.floor(i / groups.length)], accuracy: level / 100 });
+  });
+  return { data: { curves }, height: 280, legend, caption };
 }
 
 function histogramFigure({ counts, caption }) {

@@ -24,7 +24,7 @@ function theme() {
     font: 'system-ui, "Segoe UI", Roboto, "Helvetica Neue", sans-serif',
     axis: {
       ...silent, labelColor: quiet, titleColor: ink, domainColor: line, tickColor: line,
-      gridColor: grid, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal",
+      gridColor: grid, labelFontSize: 12, titleFontSize: 12, titleFontWeight: "normal", titlePadding: 8,
     },
     legend: { ...silent, labelColor: quiet, titleColor: ink, titleFontWeight: "normal" },
     mark: { ...silent, tooltip: true },
@@ -90,7 +90,7 @@ function showAllNames(spec, { middles, rows }) {
   const gaps = middles.slice(1).map((middle, i) => (middle - middles[i]) * spec.height / rows);
   if (gaps.some((gap) => gap < 14)) return;
   for (const axis of [spec.encoding.x.axis, spec.encoding.y.axis]) {
-    if (axis.labelExpr) axis.labelOverlap = false;
+    if (axis.labelExpr?.startsWith("names")) axis.labelOverlap = false;
   }
 }
 
@@ -109,8 +109,8 @@ function swatch(colour, dash) {
   return svg;
 }
 
-function legendEntry({ name, colour }) {
-  return element("li", {}, swatch(colour), name);
+function legendEntry({ name, colour, dash }) {
+  return element("li", {}, swatch(colour, dash), name);
 }
 
 function seriesBoxes() {
@@ -122,7 +122,7 @@ function seriesBoxes() {
     });
     const mark = element("span");
     $("series").append(element("label", {}, box, mark, name));
-    const paint = () => mark.replaceChildren(swatch(category(i), DASHES[Math.floor(i / 8) % 4]));
+    const paint = () => mark.replaceChildren(swatch(category(i), dashOf(i)));
     paint();
     repaint.push(paint);
   });
@@ -132,6 +132,8 @@ function showRun(number) {
   const run = DATA.runs[number];
   $("run").value = String(number);
   $("facts").textContent = `${run.name}: ${run.facts}`;
+  $("failure").hidden = !run.failure;
+  $("failure").textContent = `This run failed: ${run.failure}`;
   $("worst-card").hidden = run.accuracy === null;
   if (run.accuracy) $("worst").replaceChildren(table(run.accuracy.worst, "Clients with the lowest accuracy"));
   const rows = run.manifest.flatMap(([section, at]) =>
@@ -145,7 +147,7 @@ function showRun(number) {
 
 // ---- tables ----------------------------------------------------------------------------------
 
-const NUMBER = /^[\d.,±%–\s-]+$/;
+const NUMBER = /^[\d.,±%–\s-]+(so far|\(\d+ of \d+ seeds\))?$/;
 
 function table({ head, rows }, label, last = () => []) {
   const isNumber = head.map((_, j) => j > 0 && rows.some((r) => /\d/.test(r[j])) && rows.every((r) => NUMBER.test(r[j])));
@@ -162,9 +164,9 @@ function table({ head, rows }, label, last = () => []) {
 }
 
 function marked(text) {
-  // A stand-in must not be overlooked.
-  const parts = text.split(/(\S*standin\S*|stand-in encoder [^)]*)/);
-  const span = (part) => element("span", { class: "stand-in" }, part);
+  // A stand-in must not be overlooked, nor a failure.
+  const parts = text.split(/(\S*standin\S*|stand-in encoder [^)]*|^failed.*:.*|failed: [\d, ]+|\(\d+ of \d+ seeds\)|so far$)/);
+  const span = (part) => element("span", { class: "notice" }, part);
   return element("span", {}, ...parts.map((part, i) => i % 2 ? span(part) : part));
 }
 
@@ -175,11 +177,12 @@ function pairs(rows) {
 }
 
 function showTables() {
-  $("standins").replaceChildren(...DATA.standins.map((text) => element("p", { class: "banner" }, text)));
+  $("banners").replaceChildren(...DATA.banners.map((text) => element("p", { class: "banner" }, text)));
   $("summary").replaceChildren(table(DATA.summary, "Summary"));
   $("summary-words").textContent = DATA.words;
-  $("every-run").hidden = DATA.runs.length === 1;
+  $("every-run").hidden = DATA.every_run.rows.length === 1;
   $("runs").replaceChildren(table(DATA.every_run, "Every run", (i) => {
+    if (i >= DATA.runs.length) return [element("td")];  // it has no run directory
     const button = element("button", { type: "button", "aria-label": `Show ${DATA.runs[i].name}` }, "Show");
     button.addEventListener("click", () => { showRun(i); $("run").focus(); });
     return [element("td", {}, button)];
@@ -198,7 +201,8 @@ function start() {
     $("measure").append(element("option", { value: key }, name));
   }
   DATA.runs.forEach((run, i) => {
-    $("run").append(element("option", { value: i }, `${run.label}, seed ${run.seed} (${run.name})`));
+    const state = run.state === "done" ? "" : `, ${run.state}`;
+    $("run").append(element("option", { value: i }, `${run.label}, seed ${run.seed} (${run.name})${state}`));
   });
   $("measure").parentElement.hidden = alone;
   $("run").parentElement.hidden = DATA.runs.length === 1;
