@@ -20,12 +20,13 @@
     case = "glob_0.1"
 
     [table]                               # optional: how the results are laid out (tables.py)
-    paper = "tau_table"                   # the paper's values: an entry of paper_tables.toml
+    paper = "tau_table"                   # the paper's values: an entry of paper_tables.toml, and
+    reference = "paper/tau"               # the sweep of its settings: what differs is said
     rows = ["algorithm"]
     columns = "case"
 
 A base setting that some cells have no use for goes back to its default there; one that no cell
-uses is refused, as is everything else that the run command would refuse.
+uses, or that an axis sets, is refused, as is everything else that the run command would refuse.
 """
 
 import itertools
@@ -40,6 +41,7 @@ from typing import Any
 
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config, preset
 from c2v_sim.index_config import index_settings
+from c2v_sim.paper_tables import paper_entry, paper_names
 from c2v_sim.run_directory import CONFIG, RESULT
 
 SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
@@ -47,6 +49,7 @@ SHAPES |= {"skip": list, "table": dict}
 KIND_NAMES: dict[type, str] = {str: "a text", dict: "a table", list: "a list of tables"}
 SEEDS = "seed"  # the axis that a table averages over
 TABLE_KINDS = ("accuracy", "time", "index")
+TABLE_SHAPES = {"rows": list, "columns": str, "kind": str, "paper": str, "reference": str}
 
 
 @dataclass(frozen=True)
@@ -117,7 +120,10 @@ def read_sweep(file: str | Path, settings: Mapping[str, Any] | None = None) -> S
 def sweep_text(file: str | Path) -> str:
     """The text of a sweep file, or of the shipped sweep of that name."""
     if Path(file).is_file():
-        return Path(file).read_text()
+        try:
+            return Path(file).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"{file} is not a TOML file: {error}") from error
     named = resources.files("c2v_sim.sweeps").joinpath(f"{str(file).removesuffix('.toml')}.toml")
     if named.is_file():
         return named.read_text()
@@ -153,7 +159,8 @@ def make_sweep(content: Mapping[str, Any], text: str, settings: Mapping[str, Any
         chosen = dict(zip(labels, combination, strict=True))
         if not any(pattern.items() <= chosen.items() for pattern in skipped):
             cells.append(make_cell(chosen, axes, base, content.get("preset", "")))
-    check_cells(cells, base)
+    check_cells(cells)
+    check_base(base, axes, cells)
     table = make_table(content["table"], labels) if "table" in content else None
     about = content.get("about", "")
     return Sweep(content.get("title", ""), about, labels, tuple(cells), table, text)
@@ -208,17 +215,24 @@ def make_cell(
     return Cell(name, labels, config)
 
 
-def check_cells(cells: list[Cell], base: Mapping[str, Any]) -> None:
-    """Refuse an empty grid, cells that are one run, and base settings that no cell uses."""
-    if not cells:
-        raise ConfigError("every cell of the grid is skipped")
+def check_base(
+    base: Mapping[str, Any], axes: Mapping[str, dict[str, dict[str, Any]]], cells: list[Cell]
+) -> None:
+    """Refuse base settings (or --set) that an axis always overrides, or that no cell uses."""
     for key, value in base.items():
+        setting = f"[base] {key} = {value} has no effect in any cell"
+        for axis, of_axis in axes.items():
+            if all(key in choice for choice in of_axis.values()):
+                raise ConfigError(f"{setting}: axis {axis} sets it; --only chooses among cells")
         given = tuple(value) if isinstance(value, list) else value
         if all(getattr(cell.config, key) != given for cell in cells):
-            raise ConfigError(
-                f"[base] {key} = {value} has no effect in any cell: an axis sets {key}, or no "
-                "cell has a use for it"
-            )
+            raise ConfigError(f"{setting}: no cell has a use for it")
+
+
+def check_cells(cells: list[Cell]) -> None:
+    """Refuse an empty grid, and cells that are one run."""
+    if not cells:
+        raise ConfigError("every cell of the grid is skipped")
     first: dict[RunConfig, str] = {}
     for cell in cells:
         other = first.setdefault(cell.config, cell.name)
@@ -230,9 +244,12 @@ def check_cells(cells: list[Cell], base: Mapping[str, Any]) -> None:
 
 
 def make_table(given: dict[str, Any], labels: Mapping[str, tuple[str, ...]]) -> Table:
-    known = ("rows", "columns", "kind", "paper", "reference")
-    if set(given) - set(known):
-        raise ConfigError(f"[table] may have {', '.join(known)}; got {', '.join(given)}")
+    for key, value in given.items():
+        if key not in TABLE_SHAPES:
+            raise ConfigError(f"[table] may have {', '.join(TABLE_SHAPES)}; got {key}")
+        if not isinstance(value, TABLE_SHAPES[key]):
+            wanted = "a list of axes" if key == "rows" else "a text"
+            raise ConfigError(f"[table] {key} must be {wanted}, got {value!r}")
     rows, columns = tuple(given.get("rows", ())), given.get("columns", "")
     kind = given.get("kind", "accuracy")
     if kind not in TABLE_KINDS:
@@ -246,10 +263,23 @@ def make_table(given: dict[str, Any], labels: Mapping[str, tuple[str, ...]]) -> 
     left = [axis for axis, of_axis in labels.items() if axis not in shown and len(of_axis) > 1]
     if left:
         raise ConfigError(f"[table] has no place for axis {left[0]}: only seeds are averaged")
-    return Table(
-        rows,
-        columns,
-        kind=kind,
-        paper=given.get("paper", ""),
-        reference=given.get("reference", ""),
-    )
+    paper, reference = given.get("paper", ""), given.get("reference", "")
+    check_paper(paper, reference)
+    return Table(rows, columns, kind=kind, paper=paper, reference=reference)
+
+
+def check_paper(paper: str, reference: str) -> None:
+    """Refuse values of the paper that are not there, or without what their settings were."""
+    if paper and not isinstance(paper_entry(paper.split(".")), dict):
+        known = ", ".join(paper_names())
+        raise ConfigError(f"[table] paper = {paper!r} is no table of the paper; known: {known}")
+    if paper and not reference:
+        raise ConfigError(
+            f"[table] paper = {paper!r} needs reference, the sweep with the paper's settings "
+            "(such as paper/tau), so that what differs from them can be said"
+        )
+    if reference and reference not in shipped_sweeps() and not Path(reference).is_file():
+        raise ConfigError(
+            f"[table] reference = {reference!r} is neither a file nor a shipped sweep; shipped: "
+            f"{', '.join(shipped_sweeps())}"
+        )

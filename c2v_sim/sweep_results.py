@@ -9,18 +9,16 @@ each seed, why others are missing, and the paper's value. Accuracies are in %, t
     index      cosines of β^f within and between domains, and more of index_quality.py
 """
 
-import functools
 import itertools
 import statistics
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from c2v_sim.config import RunConfig, make_config, read_toml
 from c2v_sim.failures import failure_reason, read_json
+from c2v_sim.paper_tables import paper_value
 from c2v_sim.run_directory import CONFIG, MANIFEST, RESULT, ROUNDS, parse_rounds
 from c2v_sim.sweep_file import SEEDS, Cell, Sweep, Table, beside, cell_folder, state
 
@@ -110,24 +108,6 @@ def read_cell(cell: Cell, out: Path) -> CellRun:
         result = read_json(folder / RESULT)
     shown = "not run" if status == "new" else status
     return CellRun(cell, shown, folder, config, manifest, result)
-
-
-@functools.cache
-def paper_tables() -> dict[str, Any]:
-    """The numbers of the paper: table -> row … -> column -> mean or [mean, std]."""
-    return tomllib.loads(resources.files("c2v_sim").joinpath("paper_tables.toml").read_text())
-
-
-def paper_value(name: str, labels: list[str]) -> tuple[float | None, float | None]:
-    """Mean and std of one place of the paper's table `name` (with dots); None where it has none."""
-    value: Any = paper_tables()
-    for key in [*name.split("."), *labels]:
-        if not isinstance(value, dict) or key not in value:
-            return None, None
-        value = value[key]
-    if isinstance(value, list):
-        return value[0], value[1]
-    return (value, None) if isinstance(value, int | float) else (None, None)
 
 
 def table_of(sweep: Sweep) -> Table:

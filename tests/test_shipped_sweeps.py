@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from c2v_sim.index_config import index_settings
+from c2v_sim.paper_tables import paper_entry, paper_tables, paper_value
 from c2v_sim.sweep_file import read_sweep, shipped_sweeps
-from c2v_sim.sweep_results import paper_tables, paper_value, rows_of
+from c2v_sim.sweep_results import rows_of
 
 YAML = Path(__file__).parents[2] / "shared" / "paper_tables.yaml"
 NAMES = shipped_sweeps()
@@ -48,18 +49,11 @@ def test_every_place_has_its_value_in_the_paper(name):
     for labels in ran:
         assert paper_value(sweep.table.paper, list(labels))[0] is not None, labels
     if name in PAPER:  # and the other way round: nothing of the paper is left out
-        assert len(ran) == places(paper_entry(sweep.table.paper), sweep.table.kind)
+        assert len(ran) == places(paper_entry(sweep.table.paper.split(".")), sweep.table.kind)
 
 
 def axes_of(sweep):
     return [*sweep.table.rows, *([sweep.table.columns] if sweep.table.columns else [])]
-
-
-def paper_entry(name):
-    entry = paper_tables()
-    for key in name.split("."):
-        entry = entry[key]
-    return entry
 
 
 def places(entry, kind):

@@ -84,6 +84,7 @@ def test_a_cell_has_a_folder(tmp_path):
 
 
 AXIS = "[axes]\nseed = [0, 1]\n"
+TABLE = "[axes]\nlr = [0.1]\nseed = [0]\n[table]\nrows = ['lr']\ncolumns = 'seed'\n"
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,9 @@ AXIS = "[axes]\nseed = [0, 1]\n"
         (AXIS + "[base]\nround = 3", "cell 0: unknown setting 'round'; did you mean rounds"),
         (AXIS + "[base]\nrounds = 0", "cell 0: rounds must be at least 1, got 0"),
         (AXIS + "[base]\nrounds = 'x'", "cell 0: rounds must be a whole number"),
-        (AXIS + "[base]\ntau = 0.3", r"\[base\] tau = 0.3 has no effect in any cell"),
-        (AXIS + "[base]\nseed = 3", r"\[base\] seed = 3 has no effect in any cell: an axis sets"),
+        (AXIS + "[base]\ntau = 0.3", r"\[base\] tau = 0.3 has no effect in any cell: no cell"),
+        (AXIS + "[base]\nseed = 3", r"\[base\] seed = 3 has no effect in any cell: axis seed"),
+        (AXIS + "[base]\nseed = 0", r"\[base\] seed = 0 has no effect in any cell: axis seed"),
         (AXIS + "[axes.case]\na = {tau = 0.1}", "cell 0-a: tau = 0.1 has no effect"),
         (AXIS + "[axes.case]\na = {seed = 1}", "two axes set seed, the second is case = a"),
         (AXIS + "[axes.case]\na = {}\nb = {}", "cells 0-a and 0-b have the same settings"),
@@ -115,6 +117,12 @@ AXIS = "[axes]\nseed = [0, 1]\n"
         (AXIS + "[table]\nrows = ['case']\ncolumns = 'seed'", "must name axes, got 'case'"),
         (AXIS + "[table]\nrows = ['seed']", "must name axes, got ''"),
         (AXIS + "[table]\nfoo = 1", r"\[table\] may have rows"),
+        (AXIS + "[table]\nrows = 3", r"\[table\] rows must be a list of axes, got 3"),
+        (AXIS + "[table]\nrows = 'seed'", r"\[table\] rows must be a list of axes, got 'seed'"),
+        (AXIS + "[table]\ncolumns = ['seed']", r"\[table\] columns must be a text"),
+        (TABLE + "paper = 'tau'", "'tau' is no table of the paper; known: main_table.shakesp"),
+        (TABLE + "paper = 'tau_table'", "'tau_table' needs reference, the sweep with the paper"),
+        (TABLE + "reference = 'paper/taus'", "'paper/taus' is neither a file nor a shipped sweep"),
         (
             AXIS + "lr = [0.1, 0.2]\nmodel = ['cnn', 'mlp']\n"
             "[table]\nrows = ['lr']\ncolumns = 'seed'",
@@ -139,6 +147,9 @@ def test_a_file_is_named_in_its_errors(tmp_path):
         read_sweep(file)
     file.write_text("[axes]\n")
     with pytest.raises(ConfigError, match=r"mine\.toml: \[axes\] must"):
+        read_sweep(file)
+    file.write_bytes(b"\xff")
+    with pytest.raises(ConfigError, match=r"mine\.toml is not a TOML file"):
         read_sweep(file)
     with pytest.raises(ConfigError, match="nowhere is neither a file nor a shipped sweep; shipped"):
         read_sweep("nowhere")
