@@ -11,9 +11,13 @@ be cells side by side, so that what they take from one another is in the measure
 
 import dataclasses
 import heapq
+import os
 import subprocess
 import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +41,7 @@ from c2v_sim.run_directory import ROUNDS
 from c2v_sim.sampling import cohort_size
 from c2v_sim.simulator import Simulator
 from c2v_sim.sweep_file import Cell, cell_folder
-from c2v_sim.sweep_jobs import python
+from c2v_sim.sweep_jobs import SLEEP_WHILE_WAITING, python
 from c2v_sim.threads import choose_device
 from c2v_sim.windows import Windows
 
@@ -183,7 +187,8 @@ def made_up_index(federation: Federation, simulator: Simulator) -> ClientIndex:
 def index_seconds(federation: Federation, config: RunConfig, steps: dict[tuple, float]) -> float:
     """Seconds until the index of `config` is there; 0 if it is cached. `steps`: seconds a pair."""
     settings = index_settings(config)
-    chosen = federation.limited(settings.max_samples, settings.seed).dataset
+    limited = federation.limited(settings.max_samples, settings.seed)
+    chosen = limited.dataset
     folder = Path(config.data_dir or default_data_dir()).expanduser()
     encoder = settings.make_encoder()
     if is_cached(chosen, encoder, folder / "embeddings"):
@@ -202,9 +207,8 @@ def index_seconds(federation: Federation, config: RunConfig, steps: dict[tuple, 
         return seconds
     kind = (settings.strategy, settings.decoder, settings.dropout > 0)
     if kind not in steps:
-        steps[kind] = pair_seconds(settings)
-    samples = len(federation.dataset.y_train)
-    return seconds + steps[kind] * (pairs_trained(federation, settings) + samples / 3)
+        steps[kind] = as_an_index_is_built(pair_seconds, settings)
+    return seconds + steps[kind] * (pairs_trained(limited, settings) + len(chosen.y_train) / 3)
 
 
 def pairs_trained(federation: Federation, settings: IndexConfig) -> float:
@@ -214,6 +218,18 @@ def pairs_trained(federation: Federation, settings: IndexConfig) -> float:
         return settings.epochs * float(np.minimum(sizes, settings.upload).sum())
     cohort = cohort_size(settings.participation, len(sizes))
     return settings.points * settings.local_epochs * cohort * float(sizes.mean())
+
+
+def as_an_index_is_built(measure: Callable[[IndexConfig], float], settings: IndexConfig) -> float:
+    """`measure(settings)` in a process with the environment of those that build indices."""
+    before = dict(os.environ)
+    os.environ.update(SLEEP_WHILE_WAITING | before)
+    try:
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            return process.submit(measure, settings).result()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def pair_seconds(settings: IndexConfig) -> float:

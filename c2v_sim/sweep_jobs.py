@@ -24,6 +24,9 @@ from c2v_sim.interrupt import Interrupt
 SECONDS_BETWEEN_LOOKS = 0.2
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
+# Threads that wait for one another by spinning lose several times as much as they gain as soon as
+# anybody else wants a core; sleeping costs a tenth on a quiet machine (docs/performance.md).
+SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive"}
 
 
 def python() -> list[str]:

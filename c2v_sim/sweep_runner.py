@@ -18,16 +18,13 @@ from c2v_sim.interrupt import Interrupt
 from c2v_sim.progress import percent
 from c2v_sim.run_directory import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.sweep_file import Cell, beside, cell_folder, state
-from c2v_sim.sweep_jobs import Job, python, run_jobs, shares_of
+from c2v_sim.sweep_jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, shares_of
 from c2v_sim.sweep_progress import SweepProgress, duration, rounds_done
 from c2v_sim.threads import choose_device, usable_cores
 
 SHARED = "shared"
 SECONDS_BETWEEN_LINES = 15.0  # about an index that is being built
 PYTHON = [*python(), "-m"]
-# Threads that wait for one another by spinning lose several times as much as they gain as soon as
-# anybody else wants a core; sleeping costs a tenth on a quiet machine (docs/performance.md).
-SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive"}
 
 
 def index_key(config: RunConfig) -> str:

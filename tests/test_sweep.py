@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from c2v_sim import run
+from c2v_sim.config import RunConfig
 from c2v_sim.sweep import main, parse_settings
-from c2v_sim.sweep_estimate import Estimate
+from c2v_sim.sweep_estimate import Estimate, index_seconds
 from c2v_sim.sweep_file import read_sweep
 from c2v_sim.sweep_jobs import Job
 from c2v_sim.sweep_progress import SweepProgress, duration
@@ -192,6 +193,17 @@ def test_the_time_of_a_sweep_is_when_its_last_cell_ends():
     assert times.total(2, [1, 1, 2]) == 5.0 + 20.0
     assert Estimate({"a": 10.0, "b": 10.0, "c": 10.0}, {}).total(2, [1, 1, 2]) == 15.0
     assert Estimate({}, {}).total(2, []) == 0.0
+
+
+@pytest.mark.parametrize(("strategy", "pairs"), [("global", 100 * 6 * 5), ("federated", 100 * 5)])
+def test_the_time_of_an_index_is_that_of_the_samples_it_sees(strategy, pairs):
+    config = RunConfig(
+        **{"train_size": 300, "test_size": 60, "clients": 6, "improve": ("sampling",)},
+        **{"index_strategy": strategy, "index_epochs": 100, "index_max_samples": 5},
+    )
+    federation, config = run.build_federation(config)
+    one_second = {(strategy, "linear", True): 1.0}  # a pair; the rest is embedding 30 images
+    assert pairs + 10 <= index_seconds(federation, config, one_second) < pairs + 40
 
 
 @pytest.mark.parametrize(
