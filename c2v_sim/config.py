@@ -100,6 +100,8 @@ class RunConfig:
     index_file: str = option("", "a saved index, instead of building one")
     index_strategy: str = option("global", "who trains DSA-IGN", STRATEGIES)
     index_encoder: str = option("builtin", "what embeds images and labels", tuple(ENCODERS))
+    index_clip_model: str = option("", "open_clip's model (clip); empty: ViT-B-32")
+    index_clip_weights: str = option("", "its pretrained tag or a file; empty: openai")
     index_epochs: int = option(500, "E: epochs of DSA-IGN", least=1)
     index_omit_loss: tuple[str, ...] = option((), "losses that DSA-IGN leaves out", LOSSES)
     index_decoder: str = option("linear", "how DSA-IGN restores its input", DECODERS)
@@ -150,12 +152,19 @@ class RunConfig:
         for name in ("gamma", "fediir_ema"):
             if not getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+        if not self.momentum < 1.0:
+            raise ConfigError(f"momentum must be in [0, 1), got {self.momentum}")
         self._check_index()
         if (self.train_size or self.test_size) and self.dataset != "shapes":
             raise ConfigError(f"train_size and test_size are for shapes, not {self.dataset}")
 
     def _check_index(self) -> None:
         """Refuse an index that cannot serve what it is to improve."""
+        if "sampling" in self.improve and self.sampling != "uniform":
+            raise ConfigError(
+                f"sampling = {self.sampling} has no effect with improve = sampling: the index "
+                "decides who takes part"
+            )
         steered = [name for name in self.improve if name != "local"]
         if self.index == "local-model-weights":
             if steered:
@@ -249,6 +258,9 @@ NEEDS: dict[str, tuple[str, tuple[str, ...]]] = {
     "index_file": ("improve", IMPROVEMENTS),
     "index_strategy": ("improve", IMPROVEMENTS),
     "index_encoder": ("improve", IMPROVEMENTS),
+    "index_clip_model": ("index_encoder", ("clip",)),
+    "index_clip_weights": ("index_encoder", ("clip",)),
+    "index_epochs": ("improve", IMPROVEMENTS),
     "index_omit_loss": ("improve", IMPROVEMENTS),
     "index_decoder": ("improve", IMPROVEMENTS),
     "index_dropout": ("improve", IMPROVEMENTS),
@@ -283,11 +295,16 @@ def make_config(
     for key in given:
         if key not in FIELDS:
             near = difflib.get_close_matches(key, FIELDS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"unknown setting {key!r}{hint} Known: {', '.join(FIELDS)}")
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"unknown setting {key!r}; {hint}Known: {', '.join(FIELDS)}")
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     base = base or RunConfig()
     config = dataclasses.replace(base, **_as_the_data_comes(values, base))
+    if "clients" in flags and config.clients_per_domain:
+        raise ConfigError(
+            f"clients = {config.clients} has no effect with clients_per_domain = "
+            f"{config.clients_per_domain}: leave one of them out"
+        )
     without_effect: dict[str, Any] = {}
     for key, (other, allowed) in NEEDS.items():
         set_to = getattr(config, other)
@@ -329,12 +346,17 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
 
 
+def saved_config(path: Path) -> RunConfig:
+    """The configuration of a run; what had no effect, and was once accepted, is the default."""
+    return make_config(read_toml(path), shared=FIELDS)
+
+
 def preset(name: str) -> RunConfig:
     """A shipped preset: c2v_sim/presets/<name>.toml."""
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")
     text = resources.files("c2v_sim.presets").joinpath(f"{name}.toml").read_text()
-    return make_config(tomllib.loads(text))
+    return RunConfig(**tomllib.loads(text))  # with settings for an index, should there be one
 
 
 def to_toml(config: RunConfig) -> str:

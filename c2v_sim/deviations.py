@@ -17,11 +17,12 @@ from c2v_sim.sweep_results import CellRun
 SMALL = "Small-scale run: not a reproduction of the paper"
 SUBSTITUTES = "Run with substitutes: not a reproduction of the paper"
 DATA_NAMES = {"cifar10": "CIFAR10", "domainnet": "DomainNet", "shakespeare": "Shakespeare"}
-PAPER_ENCODER, CLIP = "CLIP ViT-B/32", "clip ViT-B-32"
+PAPER_ENCODER, CLIP = "CLIP ViT-B/32", "clip ViT-B-32/openai"
 PRETRAINED = ("mobilenetv2", "resnet18-imagenet")  # start from ImageNet weights in the paper
 # Compared in words of their own, or without a bearing on the result.
 NOT_SETTINGS = {"dataset", "model", "pretrained", "clients", "clients_per_domain", "index_encoder"}
-NOT_SETTINGS |= {"train_size", "test_size", "seed", "device", "deterministic"} | FREE_ON_RESUME
+NOT_SETTINGS |= {"index_clip_model", "index_clip_weights", "train_size", "test_size"}
+NOT_SETTINGS |= {"seed", "device", "deterministic"} | FREE_ON_RESUME
 OF_INDEX_NETWORK = {"index_epochs", "index_dropout", "index_decoder", "index_omit_loss"}
 WORDS = {
     "lr": "learning rate",
@@ -89,7 +90,7 @@ def compare_run(run: CellRun, paper: RunConfig) -> dict[str, tuple[str, str]]:
         out[DATA] = (config.dataset, data)
     encoder = manifest.get("encoder")
     if encoder:
-        out[ENCODER] = (PAPER_ENCODER if encoder.startswith(CLIP) else encoder, PAPER_ENCODER)
+        out[ENCODER] = (PAPER_ENCODER if encoder == CLIP else encoder, PAPER_ENCODER)
     for name in FIELDS:
         of_index = name.startswith("index") and not config.improve
         of_network = name in OF_INDEX_NETWORK and config.index != "dsa-ign"

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 WIDTH = 512
-MODEL, TAG = "ViT-B-32", "laion2b_s34b_b79k"
+MODEL, TAG = "ViT-B-32", "openai"  # those that came with CLIP
 OFFLINE = "the encoder `builtin` needs no weights"
 
 
@@ -136,8 +136,9 @@ def _load(open_clip: Any, model: str, pretrained: str) -> Any:
         raise RuntimeError(
             f"clip: the weights {pretrained!r} of {model} could not be fetched "
             f"({_first_line(error)}). Download the checkpoint on a connected machine (open_clip "
-            "caches it in ~/.cache/huggingface) and give the file as `pretrained`; without it, "
-            f"{OFFLINE}"
+            "caches it in ~/.cache/huggingface) and name the file: --index-clip-weights FILE of a "
+            "run, --clip-weights FILE of c2v_sim.index; a file of OpenAI's goes with the model "
+            f"ViT-B-32-quickgelu. Without it, {OFFLINE}"
         ) from error
 
 

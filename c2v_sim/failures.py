@@ -6,10 +6,12 @@ lack of an index for example, there is no NAME.
 """
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 ENDING = ".failed"
+ERROR = "c2v_sim: error: "  # how a command says what was wrong
 
 
 def failure_file(folder: Path) -> Path:
@@ -18,10 +20,21 @@ def failure_file(folder: Path) -> Path:
 
 
 def failure_reason(path: Path) -> str:
-    """The first sentence of the last line that the failed run said, or its exit code."""
+    """Why the run ended: what the file says."""
     facts = read_json(path)
-    said = facts["log"][-1] if facts["log"] else f"exit code {facts['exit_code']}"
-    return said.removeprefix("c2v_sim: error: ").split(". ")[0]
+    return reason(facts["exit_code"], facts["log"])
+
+
+def reason(code: int, log: list[str]) -> str:
+    """The first sentence of the error that a run ended with; the signal that killed it, or else
+    its exit code and last line."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    last = log[-1] if log else ""
+    if last.startswith(ERROR):
+        return last.removeprefix(ERROR).split(". ")[0]
+    return f"exit code {code}" + (f": {last}" if last else "")
 
 
 def read_json(path: Path) -> dict[str, Any]:

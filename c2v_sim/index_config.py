@@ -65,7 +65,10 @@ class IndexConfig:
     def make_encoder(self) -> Encoder:
         """What embeds; the error says how to get weights that are not there."""
         given = {"model": self.clip_model, "pretrained": self.clip_weights}
-        return make_encoder(self.encoder, **{k: v for k, v in given.items() if v})
+        try:
+            return make_encoder(self.encoder, **{k: v for k, v in given.items() if v})
+        except RuntimeError as error:  # not installed, or not to be fetched
+            raise ConfigError(str(error)) from error
 
 
 def index_settings(config: RunConfig) -> IndexConfig:
@@ -73,6 +76,8 @@ def index_settings(config: RunConfig) -> IndexConfig:
     return IndexConfig(
         index=config.index,
         encoder=config.index_encoder,
+        clip_model=config.index_clip_model,
+        clip_weights=config.index_clip_weights,
         strategy=config.index_strategy,
         epochs=config.index_epochs,
         decoder=config.index_decoder,

@@ -21,6 +21,7 @@ from c2v_sim.config import ConfigError, RunConfig, to_toml
 from c2v_sim.datasets import Dataset, load_dataset
 from c2v_sim.directory_lock import InUse, in_use
 from c2v_sim.embeddings import Embeddings
+from c2v_sim.failures import ERROR
 from c2v_sim.federation import Federation
 from c2v_sim.first_cohort import FirstCohort
 from c2v_sim.interrupt import Interrupt
@@ -186,7 +187,7 @@ def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> 
 
 
 def fail(code: int, message: str) -> int:
-    print(f"c2v_sim: error: {message}", file=sys.stderr, flush=True)
+    print(f"{ERROR}{message}", file=sys.stderr, flush=True)
     return code
 
 
@@ -228,8 +229,9 @@ def execute(
     except CheckpointError as error:
         return fail(2, str(error))
     except TrainingError as error:
-        if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
+        if error.__cause__ is None:  # the same settings would end so again
+            return fail(1, f"{error}. What was done before is in {journal.out}")
+        traceback.print_exception(error.__cause__)
         return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
     except Interrupted:
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""

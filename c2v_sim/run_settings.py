@@ -18,6 +18,7 @@ from c2v_sim.config import (
     make_config,
     preset,
     read_toml,
+    saved_config,
 )
 from c2v_sim.tensorboard_log import FOLDER
 
@@ -88,7 +89,7 @@ def resumed_settings(arguments: argparse.Namespace, typed: dict[str, Any]) -> Ru
     for name in ("preset", "config", "out"):
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--resume takes its settings from {folder}: leave out --{name}")
-    saved = make_config(read_toml(folder / run_directory.CONFIG))
+    saved = saved_config(folder / run_directory.CONFIG)
     wanted = make_config(typed, saved)
     changed = [
         f"{name} (was {getattr(saved, name)}, now {getattr(wanted, name)})"

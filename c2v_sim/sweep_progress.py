@@ -1,4 +1,4 @@
-"""Progress of a sweep on standard error: a live bar in a terminal, plain lines elsewhere.
+"""Progress of a sweep on standard error: a live bar in a terminal, now and then a line elsewhere.
 
 The time left is that of the rounds to come, each at the pace of finished and running cells of the
 same kind; a kind that nobody has seen yet counts as the mean of the others.
@@ -21,6 +21,7 @@ from c2v_sim.sweep_jobs import Job
 KIND = ["dataset", "train_size", "clients", "clients_per_domain", "model", "algorithm"]
 KIND += ["participation", "local_epochs", "batch_size", "eval_every"]
 SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LINES = 60.0  # where there is no terminal
 
 
 def kind(config: RunConfig) -> tuple[Any, ...]:
@@ -48,7 +49,9 @@ class SweepProgress:
     ) -> None:
         self.out, self.cells, self.done, self.at_once = out, cells, done, at_once
         self.stream = stream or sys.stderr
-        self.last = 0.0
+        self.failed = 0
+        self.last_look, self.last_line = 0.0, time.monotonic()
+        self.first_seen: dict[str, tuple[float, int]] = {}  # running cell -> when, rounds then
         self.paces: dict[tuple[Any, ...], list[float]] = {}  # seconds a round
         self.begun = {cell.name: rounds_done(out, cell) for cell in cells}
         self.rounds = dict(self.begun)  # rounds done
@@ -82,31 +85,48 @@ class SweepProgress:
 
     def gave_up(self, cell: Cell) -> None:
         """The cell has failed: nothing of it is left to do."""
+        self.failed += 1
         self.rounds[cell.name] = cell.config.rounds
+
+    def index(self, text: str) -> None:
+        """How far the index is that is being built."""
+        self._show(text)
 
     def look(self, running: list[Job]) -> None:
         """Show where the running cells are."""
-        if self.bar is None or time.monotonic() - self.last < SECONDS_BETWEEN_LOOKS:
+        now = time.monotonic()
+        if now - self.last_look < SECONDS_BETWEEN_LOOKS:
             return
-        self.last = time.monotonic()
+        self.last_look = now
         shown = []
         for job in running:
             cell: Cell = job.about
-            self.rounds[cell.name] = rounds_done(self.out, cell)
-            shown.append(f"{cell.name} {self.rounds[cell.name]}/{cell.config.rounds}")
+            done = self.rounds[cell.name] = rounds_done(self.out, cell)
+            if done > self.begun[cell.name]:
+                self.first_seen.setdefault(cell.name, (now, done))
+            shown.append(f"{cell.name} {done}/{cell.config.rounds}")
         left = self.left(running)
-        self.bar.n = sum(self.rounds.values())
+        failed = f", {self.failed} failed" if self.failed else ""
         eta = f"  ETA {duration(left)}" if left else ""
-        count = f"{self.done}/{len(self.cells)} cells"
-        self.bar.set_description_str(f"{count}{eta}  {', '.join(shown)}")
+        self._show(f"{self.done}/{len(self.cells)} cells{failed}{eta}  {', '.join(shown)}")
+
+    def _show(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.n = sum(self.rounds.values())
+            self.bar.set_description_str(text)
+        elif time.monotonic() - self.last_line > SECONDS_BETWEEN_LINES:
+            self.last_line = time.monotonic()
+            self.say(text)
 
     def left(self, running: Iterable[Job]) -> float:
         """Seconds until all cells are done; 0 while nothing is known."""
         paces = {k: sum(v) / len(v) for k, v in self.paces.items()}
-        for job in running:
-            trained = self.rounds[job.name] - self.begun[job.name]
-            if trained:
-                paces.setdefault(kind(job.about.config), job.seconds / trained)
+        for job in running:  # from its first round on: what comes before is no round
+            since, rounds = self.first_seen.get(job.name, (0.0, 0))
+            trained = self.rounds[job.name] - rounds
+            if since and trained:
+                pace = (self.last_look - since) / trained
+                paces.setdefault(kind(job.about.config), pace)
         if not paces:
             return 0.0
         mean = sum(paces.values()) / len(paces)
@@ -118,4 +138,6 @@ class SweepProgress:
 
     def close(self) -> None:
         if self.bar is not None:
+            self.last_look = 0.0
+            self.look([])
             self.bar.close()

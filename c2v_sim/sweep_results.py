@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from c2v_sim.config import RunConfig, make_config, read_toml
+from c2v_sim.config import RunConfig, saved_config
 from c2v_sim.failures import failure_reason, read_json
 from c2v_sim.paper_tables import paper_value
 from c2v_sim.run_directory import CONFIG, MANIFEST, RESULT, ROUNDS, parse_rounds
@@ -99,7 +99,7 @@ def read_cell(cell: Cell, out: Path) -> CellRun:
     manifest: dict[str, Any] = {}
     result: dict[str, Any] = {}
     if (folder / CONFIG).is_file():
-        config = make_config(read_toml(folder / CONFIG))
+        config = saved_config(folder / CONFIG)
         manifest = read_json(folder / MANIFEST)
     if status == "failed":
         reason = failure_reason(beside(out, cell, "failed"))

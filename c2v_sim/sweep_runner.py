@@ -5,12 +5,12 @@ import hashlib
 import json
 import shlex
 import shutil
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from c2v_sim.config import RunConfig, to_toml
+from c2v_sim.failures import reason
 from c2v_sim.first_cohort import likely_group
 from c2v_sim.index import DATA
 from c2v_sim.index_config import index_settings
@@ -23,7 +23,6 @@ from c2v_sim.sweep_progress import SweepProgress, duration, rounds_done
 from c2v_sim.threads import choose_device, usable_cores
 
 SHARED = "shared"
-SECONDS_BETWEEN_LINES = 15.0  # about an index that is being built
 PYTHON = [*python(), "-m"]
 
 
@@ -149,16 +148,16 @@ class Runner:
             command += ["--config", str(beside(self.out, using[0], "toml"))]
             log = Path(f"{stem}.log")
             jobs.append(Job(key, command, log, about=using, environment=SLEEP_WHILE_WAITING))
-        shown = time.monotonic()
+        done = 0
 
         def look(running: list[Job]) -> None:
-            nonlocal shown
-            if running and time.monotonic() - shown > SECONDS_BETWEEN_LINES:
-                shown = time.monotonic()
-                for line in running[0].tail(1):
-                    self.progress.say(f"index {named(running[0].about)}: {line}")
+            for job in running:
+                line = "".join(job.tail(1))
+                self.progress.index(f"index {done + 1}/{len(jobs)} {named(job.about)}: {line}")
 
         def ended(job: Job, code: int) -> None:
+            nonlocal done
+            done += 1
             if code == 0:
                 job.log.with_suffix(".done").touch()
                 self.progress.say(f"index {named(job.about)}: {duration(job.seconds)}")
@@ -170,11 +169,11 @@ class Runner:
 
     def _mark_failed(self, cell: Cell, job: Job, code: int) -> None:
         tail = job.tail()
-        self.failed[cell.name] = tail[-1] if tail else f"exit code {code}"
+        self.failed[cell.name] = reason(code, tail)
         facts = {"command": shlex.join(job.command), "exit_code": code, "log": tail}
         write_text(beside(self.out, cell, "failed"), to_json(facts))
         self.progress.gave_up(cell)
-        self.progress.say(f"{cell.name}  FAILED with exit code {code}, see {job.log}")
+        self.progress.say(f"{cell.name}  FAILED: {self.failed[cell.name]}; see {job.log}")
 
 
 def named(cells: list[Cell]) -> str:

@@ -3,7 +3,16 @@ import tomllib
 
 import pytest
 
-from c2v_sim.config import FIELDS, PRESETS, ConfigError, RunConfig, make_config, preset, to_toml
+from c2v_sim.config import (
+    FIELDS,
+    PRESETS,
+    ConfigError,
+    RunConfig,
+    make_config,
+    preset,
+    saved_config,
+    to_toml,
+)
 
 
 def test_defaults_are_the_specifications():
@@ -15,8 +24,13 @@ def test_defaults_are_the_specifications():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_toml_round_trip(name):
-    config = preset(name)
+    config = make_config({"improve": ["sampling"]}, preset(name))
     assert make_config(tomllib.loads(to_toml(config))) == config
+
+
+def test_the_quick_preset_has_few_epochs_for_an_index_if_there_is_one():
+    assert make_config({"improve": ["sampling"]}, preset("quick")).index_epochs == 5
+    assert make_config({}, preset("quick")).index_epochs == 500  # the default: no effect
 
 
 def test_paper_preset():
@@ -39,6 +53,13 @@ def test_paper_preset():
         ({"alpha": float("nan")}, "alpha must be a positive number"),
         ({"lr": float("inf")}, "lr must be a positive number"),
         ({"momentum": float("nan")}, "momentum must be at least 0"),
+        ({"momentum": 5.0}, r"momentum must be in \[0, 1\), got 5.0"),
+        ({"improve": ["sampling"], "sampling": "size"}, "sampling = size has no effect"),
+        ({"index_epochs": 7}, "index_epochs = 7 has no effect with improve = nothing"),
+        (
+            {"improve": ["local"], "index_clip_weights": "ViT-B-32.pt"},
+            "index_clip_weights = ViT-B-32.pt has no effect with index_encoder = builtin",
+        ),
         ({"dataset": "mnist"}, "dataset must be one of shapes, cifar10, .*got 'mnist'"),
         ({"model": "vgg"}, "model must be one of cnn, resnet8"),
         ({"clients": "many"}, "clients must be a whole number, got 'many'"),
@@ -100,6 +121,19 @@ def test_data_with_its_own_clients_keeps_them_unless_told_otherwise():
 def test_a_saved_configuration_is_accepted_again(chosen):
     config = make_config(chosen, preset("quick"))  # whose alpha has no effect then
     assert make_config(tomllib.loads(to_toml(config))) == config
+
+
+def test_a_run_of_an_earlier_version_may_hold_settings_without_effect(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text("index_epochs = 7\nrounds = 3\n")
+    assert saved_config(file) == RunConfig(rounds=3)
+
+
+def test_clients_and_clients_per_domain_are_not_typed_together():
+    given = {"partition": "by-domain", "clients_per_domain": 2, "clients": 12}
+    assert make_config(given).clients == 12  # as a saved configuration has them
+    with pytest.raises(ConfigError, match="clients = 12 has no effect with clients_per_domain = 2"):
+        make_config(given, flags=given)
 
 
 def test_every_field_says_what_it_is():

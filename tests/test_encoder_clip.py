@@ -118,7 +118,7 @@ def test_unreachable_weights_name_the_ways_out(open_clip, monkeypatch):
     monkeypatch.setattr(open_clip.factory, "download_pretrained", unreachable)
     with pytest.raises(RuntimeError, match=r"'openai' of ViT-B-32 could not be fetched") as error:
         ClipEncoder("ViT-B-32", "openai")
-    assert "give the file as `pretrained`" in str(error.value)
+    assert "name the file: --index-clip-weights FILE of a run" in str(error.value)
     assert "`builtin` needs no weights" in str(error.value)
 
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from c2v_sim import sweep_jobs
+from c2v_sim.failures import reason
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.sweep_jobs import Job, fits, run_jobs, shares_of
 
@@ -70,6 +71,24 @@ def test_an_environment_is_given_where_the_users_own_does_not_say(tmp_path, monk
     a = job(tmp_path, "a", code, environment={"TAKEN": "yours", "FREE": "given"})
     run_jobs([a], 1, interrupt(), ended=lambda job, code: None)
     assert a.tail(1) == ["mine given"]
+
+
+@pytest.mark.parametrize(
+    ("code", "log", "said"),
+    [
+        (
+            1,
+            ["round 1", "c2v_sim: error: not finite; lower it. Done: here"],
+            "not finite; lower it",
+        ),
+        (-9, ["round 13/60  ETA 1 s"], "killed by SIGKILL, perhaps for want of memory"),
+        (-15, [], "killed by SIGTERM"),
+        (1, ["ValueError: why"], "exit code 1: ValueError: why"),
+        (3, [], "exit code 3"),
+    ],
+)
+def test_why_a_job_failed(code, log, said):
+    assert reason(code, log) == said
 
 
 def test_a_log_is_appended_and_its_tail_is_short(tmp_path):
