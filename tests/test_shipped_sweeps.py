@@ -88,6 +88,7 @@ def test_the_papers_scale_is_the_papers(name):
         config = cell.config
         assert (config.rounds, config.local_epochs) == (meta["rounds"], meta["local_epochs"])
         assert config.participation == meta["participation"]
+        assert config.require_real_data  # days on a stand-in would be lost
         assert config.momentum == (0.9 if config.dataset == "domainnet" else 0.0)
         if config.needs_client_index:
             assert config.index_encoder == "clip"

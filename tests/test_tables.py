@@ -203,7 +203,7 @@ def test_what_deviates_is_said_and_nothing_else(numbers):
         "(paper: 0.1).",
     ]
     assert "best over rounds" in markdown
-    assert "as in the paper" in markdown
+    assert "The paper reports the best over rounds too" in markdown
     assert "case fed_i, fed_i_ii, fed_i_ii_iii" in below[5]
     original, steered = written(numbers[1])[0]["places"][:2]
     assert "rounds 3 (paper: 100)" in original["deviations"]
