@@ -26,7 +26,8 @@ from c2v_sim.tensorboard_log import FOLDER
 def parser() -> argparse.ArgumentParser:
     """One flag for every field of RunConfig, and those about the run itself."""
     text = "One federated run. Settings come from a preset, then --config, then flags."
-    out = argparse.ArgumentParser(prog="c2v_sim.run", description=text)
+    usage = "c2v_sim.run [--preset NAME] [--config FILE] [--out DIR | --resume DIR] [settings]"
+    out = argparse.ArgumentParser(prog="c2v_sim.run", description=text, usage=usage)
     out.add_argument("--preset", choices=PRESETS, help="base settings (default: quick)")
     out.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     out.add_argument("--print-config", action="store_true", help="show the settings and stop")
@@ -60,6 +61,8 @@ def parser() -> argparse.ArgumentParser:
 
 def whole_or_auto(text: str) -> int:
     """A number of lanes; `auto` is 0."""
+    if text != "auto" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a whole number or auto, got {text!r}")
     return 0 if text == "auto" else int(text)
 
 

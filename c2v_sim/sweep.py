@@ -14,6 +14,7 @@ is refused. Exit codes: 0 all cells are done, 1 some failed, 2 bad input, 130 Ct
 """
 
 import argparse
+import contextlib
 import fnmatch
 import shlex
 import sys
@@ -56,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_settings(given: list[str]) -> dict[str, Any]:
-    """`key=value` as TOML has it; a bare word is a text, and a list where one is expected."""
+    """`key=value` as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
     settings: dict[str, Any] = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -65,9 +66,11 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
         try:
             settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            words = tuple[str, ...]
-            is_list = key.strip() in FIELDS and FIELDS[key.strip()].type == words
-            settings[key.strip()] = value.split() if is_list else value
+            kind = FIELDS[key.strip()].type if key.strip() in FIELDS else str
+            settings[key.strip()] = value.split() if kind == tuple[str, ...] else value
+            if kind is float:
+                with contextlib.suppress(ValueError):  # it is refused as what it is
+                    settings[key.strip()] = float(value)
     return settings
 
 
@@ -82,6 +85,8 @@ def text_with(text: str, settings: dict[str, Any]) -> str:
 
 def check_same(out: Path, sweep: Sweep) -> None:
     """Refuse to go on with another sweep than the one that `out` holds; it may have grown."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"--out {out} is a file; name a directory")
     if not (out / SWEEP).exists():
         if out.exists() and any(p.name != LOCK for p in out.iterdir()):
             raise ConfigError(f"--out {out} is not empty and holds no {SWEEP}; name another")
@@ -172,6 +177,9 @@ def main(argv: list[str] | None = None) -> int:
         interrupt.stop = threading.Event()
         try:
             out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return fail(2, f"--out {out}: no directory can be made there ({error.strerror})")
+        try:
             with in_use(out):
                 write_text(out / SWEEP, text_with(sweep.text, settings))
                 runner = Runner(out, cells, at_once, interrupt, needs)

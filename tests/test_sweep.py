@@ -215,6 +215,8 @@ def test_the_time_of_an_index_is_that_of_the_samples_it_sees(strategy, pairs):
         (["--set", "rounds"], "--set rounds: must be KEY=VALUE"),
         (["--set", "round=3"], "unknown setting 'round'; did you mean rounds?"),
         (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["--out", __file__], "test_sweep.py is a file; name a directory"),
+        (["--out", f"{__file__}/x"], "no directory can be made there (Not a directory)"),
         (["--only", "moon-*"], "--only moon-*: no cell has such a name; cells: 0"),
         (
             [*PACS, "--set", "require_real_data=true", "--set", "data_dir=nowhere"],
@@ -234,10 +236,20 @@ def test_bad_input_exits_2_before_anything_is_written(
 
 
 def test_settings_are_toml_or_bare_words():
-    given = ["rounds=3", "lr = 0.5", "model=cnn", "improve=sampling local", "augment='none'"]
+    given = [
+        "rounds=3",
+        "lr = 0.5",
+        "tau=.1",
+        "alpha=much",
+        "model=cnn",
+        "improve=sampling local",
+        "augment='none'",
+    ]
     assert parse_settings(given) == {
         "rounds": 3,
         "lr": 0.5,
+        "tau": 0.1,
+        "alpha": "much",
         "model": "cnn",
         "improve": ["sampling", "local"],
         "augment": "none",
