@@ -24,8 +24,8 @@ from c2v_sim.interrupt import Interrupt
 SECONDS_BETWEEN_LOOKS = 0.2
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
-# Threads that wait for one another by spinning lose several times as much as they gain as soon as
-# anybody else wants a core; sleeping costs a tenth on a quiet machine (docs/performance.md).
+# Threads that wait for one another by spinning make a training on two threads twice as slow as soon
+# as somebody else wants a core; sleeping costs 7 % on a quiet machine (bench/waiting_threads.py).
 SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive"}
 
 
