@@ -40,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config, preset
+from c2v_sim.failures import failure_file
 from c2v_sim.index_config import index_settings
 from c2v_sim.paper_tables import paper_entry, paper_names
 from c2v_sim.run_directory import CONFIG, RESULT
@@ -90,14 +91,14 @@ def cell_folder(out: Path, cell: Cell) -> Path:
 
 
 def beside(out: Path, cell: Cell, ending: str) -> Path:
-    """A file beside the cell's run directory: NAME.toml, NAME.log, NAME.failed."""
+    """A file beside the cell's run directory: NAME.toml, NAME.log."""
     folder = cell_folder(out, cell)
     return folder.with_name(f"{folder.name}.{ending}")
 
 
 def state(out: Path, cell: Cell) -> str:
     """done, failed, unfinished or new."""
-    if beside(out, cell, "failed").exists():
+    if failure_file(cell_folder(out, cell)).exists():
         return "failed"
     folder = cell_folder(out, cell)
     if (folder / RESULT).exists():

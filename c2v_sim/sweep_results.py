@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from c2v_sim.config import RunConfig, saved_config
-from c2v_sim.failures import failure_reason, read_json
+from c2v_sim.failures import failure_file, failure_reason, read_json
 from c2v_sim.paper_tables import paper_value
 from c2v_sim.run_directory import CONFIG, MANIFEST, RESULT, ROUNDS, parse_rounds
-from c2v_sim.sweep_file import SEEDS, Cell, Sweep, Table, beside, cell_folder, state
+from c2v_sim.sweep_file import SEEDS, Cell, Sweep, Table, cell_folder, state
 
 ORIGINAL = "original"  # the column that gains are taken over
 ACCURACY = "best accuracy"
@@ -102,7 +102,7 @@ def read_cell(cell: Cell, out: Path) -> CellRun:
         config = saved_config(folder / CONFIG)
         manifest = read_json(folder / MANIFEST)
     if status == "failed":
-        reason = failure_reason(beside(out, cell, "failed"))
+        reason = failure_reason(failure_file(cell_folder(out, cell)))
         return CellRun(cell, status, folder, config, manifest, result, reason)
     if status == "done":
         result = read_json(folder / RESULT)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from c2v_sim.config import RunConfig, to_toml
-from c2v_sim.failures import reason
+from c2v_sim.failures import failure_file, reason
 from c2v_sim.first_cohort import likely_group
 from c2v_sim.index import DATA
 from c2v_sim.index_config import index_settings
@@ -81,7 +81,7 @@ class Runner:
             (self.out / folder).mkdir(exist_ok=True)
         for cell in todo:
             write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
-            beside(self.out, cell, "failed").unlink(missing_ok=True)
+            failure_file(cell_folder(self.out, cell)).unlink(missing_ok=True)
         self.progress = SweepProgress(self.out, self.cells, len(done), self.at_once)
         if done:
             self.progress.say(f"{len(done)} of {len(self.cells)} cells are done already")
@@ -171,7 +171,7 @@ class Runner:
         tail = job.tail()
         self.failed[cell.name] = reason(code, tail)
         facts = {"command": shlex.join(job.command), "exit_code": code, "log": tail}
-        write_text(beside(self.out, cell, "failed"), to_json(facts))
+        write_text(failure_file(cell_folder(self.out, cell)), to_json(facts))
         self.progress.gave_up(cell)
         self.progress.say(f"{cell.name}  FAILED: {self.failed[cell.name]}; see {job.log}")
 
