@@ -1,17 +1,25 @@
-"""NAME.failed beside a run directory NAME: a sweep gave up on this cell, and why.
+"""How a command says what was wrong, and NAME.failed beside a run directory NAME: a sweep gave up
+on this cell, and why.
 
-A sweep writes it with the command, the exit code and the end of the log, and removes it when it
-tries the cell again. NAME holds what was done before; where the cell failed before it began, for
+A sweep writes the file with the command, the exit code and the end of the log, and removes it when
+it tries the cell again. NAME holds what was done before; where the cell failed before it began, for
 lack of an index for example, there is no NAME.
 """
 
 import json
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 ENDING = ".failed"
-ERROR = "c2v_sim: error: "  # how a command says what was wrong
+ERROR = "c2v_sim: error: "
+
+
+def fail(code: int, message: str) -> int:
+    """Say what was wrong; the exit code."""
+    print(f"{ERROR}{message}", file=sys.stderr, flush=True)
+    return code
 
 
 def failure_file(folder: Path) -> Path:

@@ -21,13 +21,14 @@ from c2v_sim.client_index import ClientIndex, build_index
 from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config
 from c2v_sim.embeddings import Embeddings
+from c2v_sim.failures import fail
 from c2v_sim.federation import Federation
 from c2v_sim.index_cache import index_embeddings
 from c2v_sim.index_config import IndexConfig
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.progress import IndexProgress
-from c2v_sim.run import build_federation, fail, new_path
+from c2v_sim.run import build_federation, new_path
 from c2v_sim.run_settings import whole_or_auto
 
 INDEX, SUMMARY = "index.safetensors", "index.json"

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from c2v_sim.atomic import write_atomically
+from c2v_sim.failures import fail
 from c2v_sim.report_data import document
 from c2v_sim.report_groups import Group, group_runs
 from c2v_sim.report_runs import find_runs, read_runs
@@ -120,11 +121,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         output = make_report(arguments.runs, arguments.output, force=arguments.force)
     except ValueError as error:
-        print(f"c2v_sim: error: {error}", file=sys.stderr)
-        return 2
+        return fail(2, str(error))
     except OSError as error:
-        print(f"c2v_sim: error: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 1
+        return fail(1, f"{error.filename}: {error.strerror}")
     print(f"report: {output} ({output.stat().st_size / 1e6:.2f} MB)")
     return 0
 

@@ -21,7 +21,7 @@ from c2v_sim.config import ConfigError, RunConfig, to_toml
 from c2v_sim.datasets import Dataset, load_dataset
 from c2v_sim.directory_lock import InUse, in_use
 from c2v_sim.embeddings import Embeddings
-from c2v_sim.failures import ERROR
+from c2v_sim.failures import fail
 from c2v_sim.federation import Federation
 from c2v_sim.first_cohort import FirstCohort
 from c2v_sim.interrupt import Interrupt
@@ -184,11 +184,6 @@ def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> 
     for name, at_best, at_end in rows:
         print(f"{name:<24}{percent(at_best):>18}{percent(at_end):>12}")
     print(f"run directory: {out}")
-
-
-def fail(code: int, message: str) -> int:
-    print(f"{ERROR}{message}", file=sys.stderr, flush=True)
-    return code
 
 
 def finish(journal: Journal, label: str) -> int:

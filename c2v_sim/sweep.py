@@ -27,8 +27,8 @@ import tomli_w
 
 from c2v_sim.config import FIELDS, FREE_ON_RESUME, ConfigError
 from c2v_sim.directory_lock import LOCK, InUse, in_use
+from c2v_sim.failures import fail
 from c2v_sim.interrupt import Interrupt
-from c2v_sim.run import fail
 from c2v_sim.run_directory import write_text
 from c2v_sim.sweep_file import Cell, Sweep, read_sweep, state
 from c2v_sim.sweep_memory import memory_needs

@@ -13,12 +13,13 @@ from pathlib import Path
 
 from c2v_sim.cohort import Interrupted, TrainingError
 from c2v_sim.config import RunConfig, make_config, read_toml
+from c2v_sim.failures import fail
 from c2v_sim.federation import Federation
 from c2v_sim.index_cache import index_embeddings
 from c2v_sim.index_config import index_settings
 from c2v_sim.interrupt import Interrupt
 from c2v_sim.malloc import keep_freed_memory
-from c2v_sim.run import build_federation, fail
+from c2v_sim.run import build_federation
 from c2v_sim.run_index import shown_index
 
 

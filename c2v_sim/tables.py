@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from c2v_sim.deviations import Comparison, compare, headline, origins, progress, sentences
+from c2v_sim.failures import fail
 from c2v_sim.run_directory import write_text
 from c2v_sim.sweep_file import Sweep, read_sweep
 from c2v_sim.sweep_results import (
@@ -84,7 +85,7 @@ def make_notes(sweep: Sweep, runs: list[CellRun], comparisons: list[Comparison])
         notes.append("The sweep names no reference, so its settings were not compared.")
     table = table_of(sweep)
     notes.append(SELECTION[table.kind])
-    if table.paper:
+    if table.paper and table.kind in OF_THE_PAPER:
         notes.append(OF_THE_PAPER[table.kind])
     return [*notes, *progress(runs), *origins(runs)]
 
@@ -202,8 +203,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError(f"{out} is not the directory of a sweep: it holds no sweep.toml")
         print(write_tables(read_sweep(out / "sweep.toml"), out), end="")
     except (ValueError, OSError) as error:
-        print(f"c2v_sim: error: {error}", file=sys.stderr)
-        return 2
+        return fail(2, str(error))
     return 0
 
 

@@ -336,6 +336,11 @@ def test_the_quality_of_the_index_is_that_of_the_file(real, tmp_path):
     assert line(write_tables(sweep, tmp_path), "with", "here")[0] == "not defined"
 
 
+def test_a_table_of_indices_may_name_one_of_the_papers(real, tmp_path):
+    sweep = sweep_of(BASE + INDEX.replace("kind =", 'paper = "tau_table"\nkind ='))
+    assert "best over rounds in %" in write_tables(sweep, tmp_path)
+
+
 def test_cells_of_several_commits_are_told_apart(real, tmp_path):
     sweep = sweep_of(BASE + MAIN)
     make_up(real, tmp_path, cell(sweep, "fedavg-0-original"), 0.4, commit="a" * 40)
