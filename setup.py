@@ -9,7 +9,7 @@ import platform
 import sys
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 CPU_SOURCES = ["csrc/ops.cpp", *sorted(str(p) for p in Path("csrc/cpu").glob("*.cpp"))]
 CUDA_SOURCES = ["csrc/cuda/bindings.cpp", *sorted(str(p) for p in Path("csrc/cuda").glob("*.cu"))]
@@ -80,4 +80,5 @@ def extension_arguments() -> dict:
     }
 
 
-setup(**extension_arguments())
+# kernels/ is mapped into the package by pyproject.toml, where no search finds it.
+setup(packages=[*find_packages(include=["c2v_sim*"]), "c2v_sim.kernels"], **extension_arguments())

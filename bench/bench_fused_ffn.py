@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.malloc import keep_freed_memory
 from c2v_sim.ops import fused_ffn
+from c2v_sim.system.freed_memory import keep_freed_memory
 
 BATCH, LENGTH, CHANNELS, UNITS = 128, 32, 32, 2048
 PRODUCT = 2.0 * BATCH * LENGTH * CHANNELS * UNITS
@@ -91,7 +91,7 @@ def test_encoder_layer(compare, dropout):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_forward_backward_keeping_freed_memory(compare, dropout):
-    """The last, since the setting stays: what eager torch gains from c2v_sim.malloc."""
+    """The last, since the setting stays: what eager torch gains by keeping memory."""
     if not keep_freed_memory():
         pytest.skip("the C library is not glibc")
     layer, (x, grad) = Ffn(dropout), inputs()

@@ -12,11 +12,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.arena import Arena, layout_of
-from c2v_sim.dsa_ign import CHANNELS, HEADS, HIDDEN, LAYERS, TOKENS, WIDTH, build_network, losses
-from c2v_sim.local_client import LocalClient
-from c2v_sim.malloc import keep_freed_memory
-from c2v_sim.optimisers import Adam
+from c2v_sim.index.dsa_ign import (
+    CHANNELS,
+    HEADS,
+    HIDDEN,
+    LAYERS,
+    TOKENS,
+    WIDTH,
+    build_network,
+    losses,
+)
+from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.training.arena import Arena, layout_of
+from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.optimisers import Adam
 
 BATCH = 128
 # Two products of tokens × 32 × 2048 a layer forward, five backward (one makes hidden values again).

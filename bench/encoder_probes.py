@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from c2v_sim import shapes
-from c2v_sim.embeddings import ENCODERS, Encoder, make_encoder
+from c2v_sim.data.sources import shapes
+from c2v_sim.index.encoders.embed import ENCODERS, Encoder, make_encoder
 
 Targets = dict[str, Tensor]
 Parts = tuple[Tensor, Targets, Tensor, Targets]

@@ -27,9 +27,9 @@ from round_cases import CASES, Case, build, federation
 from torch import Tensor, nn
 
 from c2v_sim import ops
-from c2v_sim.arena import layout_of
-from c2v_sim.malloc import keep_freed_memory
-from c2v_sim.resident import ResidentData
+from c2v_sim.data.resident import ResidentData
+from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.training.arena import layout_of
 
 MODELS = {
     "cnn": replace(CASES["cnn"], samples=10_000, clients=50),

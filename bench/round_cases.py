@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from c2v_sim import Dataset, Federation, RunConfig
+from c2v_sim.data.partition import make_partition
+from c2v_sim.data.text_windows import Windows
 from c2v_sim.models import build_model
-from c2v_sim.partition import make_partition
-from c2v_sim.windows import Windows
 
 TEST = 1_000  # samples of the test set, which nobody looks at
 

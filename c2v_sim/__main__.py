@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from typing import Any
 
 COMMANDS = {
     "run": "one federated run",
@@ -13,12 +14,18 @@ COMMANDS = {
 }
 
 
+def _module(command: str) -> Any:
+    room = f"c2v_sim.{command}"
+    is_file = command in ("doctor", "tables")
+    return importlib.import_module(room if is_file else f"{room}.__main__")
+
+
 def main() -> int:
     """Hand over to the command's module."""
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         print("usage: c2v-sim COMMAND …", *(f"  {n:<8}{t}" for n, t in COMMANDS.items()), sep="\n")
         return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
-    return importlib.import_module(f"c2v_sim.{sys.argv[1]}").main(sys.argv[2:])
+    return _module(sys.argv[1]).main(sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from typing import Any
 import tomli_w
 
 from c2v_sim.algorithms import ALGORITHMS
-from c2v_sim.datasets import DATASETS, OWN_CLIENTS
-from c2v_sim.dirichlet import LDA
-from c2v_sim.dsa_ign import DECODERS, LOSSES
-from c2v_sim.embeddings import ENCODERS
+from c2v_sim.data.dirichlet import LDA
+from c2v_sim.data.load import DATASETS, OWN_CLIENTS
+from c2v_sim.data.partition import PARTITIONERS
+from c2v_sim.index.dsa_ign import DECODERS, LOSSES
+from c2v_sim.index.encoders.embed import ENCODERS
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
-from c2v_sim.partition import PARTITIONERS
-from c2v_sim.sampling import SAMPLERS
+from c2v_sim.training.sampling import SAMPLERS
 
 PRESETS = ("quick", "paper")
 AUGMENTATIONS = ("none", "crop-flip")
@@ -352,10 +352,10 @@ def saved_config(path: Path) -> RunConfig:
 
 
 def preset(name: str) -> RunConfig:
-    """A shipped preset: c2v_sim/presets/<name>.toml."""
+    """A shipped preset: c2v_sim/run/presets/<name>.toml."""
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")
-    text = resources.files("c2v_sim.presets").joinpath(f"{name}.toml").read_text()
+    text = resources.files("c2v_sim.run.presets").joinpath(f"{name}.toml").read_text()
     return RunConfig(**tomllib.loads(text))  # with settings for an index, should there be one
 
 

@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 from c2v_sim import Federation, RunConfig, Simulator
 from c2v_sim.models import logits
-from c2v_sim.sampling import by_size
+from c2v_sim.training.sampling import by_size
 
 
 class PowerOfChoice:

@@ -31,7 +31,7 @@ def report_runs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def report_of_many(report_runs, tmp_path_factory):
-    from c2v_sim import report
+    from c2v_sim.report import __main__ as report
 
     return report.make_report([report_runs], tmp_path_factory.mktemp("many") / "report.html")
 

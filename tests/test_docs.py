@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from c2v_sim import Algorithm, Federation, RunConfig, Simulator, index, ops, report, run, sweep
+from c2v_sim import Algorithm, Federation, RunConfig, Simulator, ops
+from c2v_sim.index import __main__ as index
+from c2v_sim.report import __main__ as report
+from c2v_sim.run import __main__ as run
+from c2v_sim.sweep import __main__ as sweep
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
@@ -135,10 +139,10 @@ def test_the_hooks_are_called_in_the_order_of_the_table():
 
 
 def test_what_a_hook_is_given_exists():
-    from c2v_sim.local_client import LocalClient
+    from c2v_sim.training.local_client import LocalClient
 
     page = TEXTS["docs/adding-an-algorithm.md"]
-    source = Path(importlib.import_module("c2v_sim.local_client").__file__).read_text()
+    source = Path(importlib.import_module("c2v_sim.training.local_client").__file__).read_text()
     for name in set(re.findall(r"`client\.(\w+)", page)):
         assert hasattr(LocalClient, name) or f"self.{name}" in source, name
     for name in set(re.findall(r"`run\.(\w+)\(", page)):

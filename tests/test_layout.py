@@ -24,7 +24,7 @@ def test_every_kernel_has_an_operator_a_test_and_a_benchmark():
 
 @pytest.mark.parametrize("text", [c2v_sim.__doc__, (ROOT / "docs/concepts.md").read_text()])
 def test_the_stages_named_are_files(text):
-    stages = set(re.findall(r"^\W*\d+[abc]?\W+(\w+\.py)", text, flags=re.MULTILINE))
+    stages = set(re.findall(r"^\W*\d+[abc]?\W+([\w/]+\.py)", text, flags=re.MULTILINE))
     assert len(stages) >= 8
     assert all((ROOT / "c2v_sim" / name).is_file() for name in stages)
 

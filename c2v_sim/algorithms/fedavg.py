@@ -29,13 +29,13 @@ import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.aggregation import average
-from c2v_sim.arena import Arena
-from c2v_sim.local_client import LocalClient
+from c2v_sim.training.aggregation import average
+from c2v_sim.training.arena import Arena
+from c2v_sim.training.local_client import LocalClient
 
 if TYPE_CHECKING:
-    from c2v_sim.local_regulariser import LocalRegulariser
-    from c2v_sim.simulator import Simulator
+    from c2v_sim.algorithms.local_regulariser import LocalRegulariser
+    from c2v_sim.simulator.simulator import Simulator
 
 
 class Algorithm:
@@ -43,7 +43,9 @@ class Algorithm:
 
     name = "fedavg"
     regulariser: LocalRegulariser | None = None  # case study iii, set by the run
-    capturable = True  # False: on a GPU a step cannot be recorded and replayed (cuda_lane.py)
+    capturable = (
+        True  # False: on a GPU a step cannot be recorded and replayed (training/cuda_lane.py)
+    )
 
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         """The model that is trained; `width` is that of z = model.features(x)."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from c2v_sim.aggregation import average
 from c2v_sim.algorithms.fedavg import Algorithm
-from c2v_sim.arena import Arena
+from c2v_sim.training.aggregation import average
+from c2v_sim.training.arena import Arena
 
 
 @dataclass

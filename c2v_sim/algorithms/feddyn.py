@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from c2v_sim.aggregation import average
 from c2v_sim.algorithms.fedavg import Algorithm
-from c2v_sim.arena import Arena
-from c2v_sim.local_client import LocalClient
+from c2v_sim.training.aggregation import average
+from c2v_sim.training.arena import Arena
+from c2v_sim.training.local_client import LocalClient
 
 
 @dataclass

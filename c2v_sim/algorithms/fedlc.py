@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from c2v_sim.algorithms.fedavg import Algorithm
-from c2v_sim.local_client import LocalClient
+from c2v_sim.training.local_client import LocalClient
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from c2v_sim.algorithms.fedavg import Algorithm
-from c2v_sim.local_client import LocalClient
+from c2v_sim.training.local_client import LocalClient
 
 
 @dataclass

@@ -36,7 +36,7 @@ from c2v_sim.models.mlp import MLP
 from c2v_sim.models.mobilenet import MobileNetV2
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.models.resnet import ResNet
-from c2v_sim.seeding import seeded_construction
+from c2v_sim.system.seeding import seeded_construction
 
 __all__ = [
     "MODELS",

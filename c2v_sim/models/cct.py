@@ -12,9 +12,9 @@ learnt softmax weights. Attention dropout 0.1, stochastic depth DP from 0 to 0.1
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.dropout import Dropout, DropPath
 from c2v_sim.models.attention import attention
 from c2v_sim.models.common import InputShape, image_shape
+from c2v_sim.models.dropout import Dropout, DropPath
 
 WIDTH, BLOCKS, HEADS, MLP_RATIO = 256, 7, 4, 2
 ATTENTION_DROPOUT, STOCHASTIC_DEPTH = 0.1, 0.1

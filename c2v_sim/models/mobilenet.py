@@ -9,8 +9,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from c2v_sim.dropout import Dropout
 from c2v_sim.models.common import NORMS, InputShape, he_normal, image_shape
+from c2v_sim.models.dropout import Dropout
 
 STAGES = (  # expansion, channels, blocks, stride of the first
     (1, 16, 1, 1),

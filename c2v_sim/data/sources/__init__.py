@@ -1,0 +1,1 @@
+"""One file per data set, and what they share: download, image files, folders of images."""

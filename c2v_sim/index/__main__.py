@@ -1,0 +1,248 @@
+"""Builds a client index: `python -m c2v_sim.index --partition by-domain --clients-per-domain 10`.
+
+The directory that it writes holds index.safetensors (what a run takes), index.json (the same
+provenance, losses and quality numbers as text), settings.json, the training's checkpoint and, with
+--plot, pictures. Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143
+SIGTERM: both finish the step in flight and write the checkpoint.
+"""
+
+import argparse
+import dataclasses
+import json
+import sys
+import threading
+import traceback
+from pathlib import Path
+from typing import Any
+
+from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config
+from c2v_sim.data.federation import Federation
+from c2v_sim.index import plots as index_plots
+from c2v_sim.index.cache import index_embeddings
+from c2v_sim.index.client_index import ClientIndex, build_index
+from c2v_sim.index.config import IndexConfig
+from c2v_sim.index.encoders.embed import Embeddings
+from c2v_sim.run import files as run_directory
+from c2v_sim.run.__main__ import build_federation, new_path
+from c2v_sim.run.failures import fail
+from c2v_sim.run.progress import IndexProgress
+from c2v_sim.run.settings import whole_or_auto
+from c2v_sim.system.files import new_directory, write_atomically
+from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.training.cohort import Interrupted, TrainingError
+
+INDEX, SUMMARY = "index.safetensors", "index.json"
+SETTINGS, CHECKPOINT = "settings.json", "training.safetensors"
+# The settings of a run that say what the federation is; the same flags as there.
+DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size", "clients"]
+DATA += ["sample_fraction", "min_samples", "train_fraction"]
+DATA += ["partition", "alpha", "lda", "shards_per_client", "clients_per_domain", "seed"]
+INDEX_FIELDS = {f.name: f for f in dataclasses.fields(IndexConfig)}
+LISTS = [name for name, f in INDEX_FIELDS.items() if f.type == tuple[str, ...]]
+FREE_ON_RESUME = {"lanes", "data_dir"}
+
+
+def parser() -> argparse.ArgumentParser:
+    """One flag for every setting of the federation and of the index."""
+    text = (__doc__ or "").split("\n\n")[0]
+    out = argparse.ArgumentParser(prog="c2v_sim.index", description=text)
+    out.add_argument("--out", type=Path, metavar="DIR", help="directory; must not exist yet")
+    out.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted one")
+    out.add_argument(
+        "--plot",
+        type=Path,
+        nargs="?",
+        const=Path(),
+        metavar="FILE",
+        help="pictures beside the index; with FILE: only the pictures of that saved index",
+    )
+    data = out.add_argument_group("the federation, as in c2v_sim.run")
+    index = out.add_argument_group("the index")
+    for group, known in ((data, {n: FIELDS[n] for n in DATA}), (index, INDEX_FIELDS)):
+        for f in known.values():
+            if group is index and f.name in DATA:
+                continue
+            add_flag(group, f)
+    return out
+
+
+def add_flag(group: argparse._ArgumentGroup, f: dataclasses.Field) -> None:
+    default = f.default or (() if f.type == tuple[str, ...] else f.default)
+    shown = " ".join(default) or "none" if isinstance(default, tuple) else default
+    text = f.metadata["help"] + (f" (default: {shown})" if shown != "" else "")
+    common: dict[str, Any] = {"default": None, "help": text, "dest": f.name}
+    flag = "--" + f.name.replace("_", "-")
+    if f.type is bool:
+        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+        return
+    common["choices"] = f.metadata["choices"]
+    if f.type == tuple[str, ...]:
+        group.add_argument(flag, nargs="+", **common)
+    else:
+        group.add_argument(flag, type=whole_or_auto if f.name == "lanes" else f.type, **common)
+
+
+def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, IndexConfig]:
+    """The two configurations: of the federation, and of the index."""
+    typed = {k: v for k, v in vars(arguments).items() if v is not None}
+    data = {k: v for k, v in typed.items() if k in DATA}
+    index: dict[str, Any] = {
+        k: tuple(v) if k in LISTS else v for k, v in typed.items() if k in INDEX_FIELDS
+    }
+    if arguments.resume is None:
+        return make_config(data, flags=data), IndexConfig(**index)
+    if arguments.out is not None:
+        raise ConfigError(f"--resume takes its settings from {arguments.resume}: leave out --out")
+    saved = read_settings(arguments.resume)
+    changed = [
+        f"{name} (was {saved[name]}, now {value})"
+        for name, value in (data | index).items()
+        if name not in FREE_ON_RESUME and saved[name] != (list(value) if name in LISTS else value)
+    ]
+    if changed:
+        raise ConfigError(f"--resume {arguments.resume}: other settings: {'; '.join(changed)}")
+    merged = saved | data | index
+    run = make_config({k: merged[k] for k in DATA})
+    lists = {k: tuple(merged[k]) for k in LISTS}
+    return run, IndexConfig(**{k: merged[k] for k in INDEX_FIELDS} | lists)
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / SETTINGS).read_text())
+        missing = (set(DATA) | set(INDEX_FIELDS)) - set(settings)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"--resume {folder}: no {SETTINGS} can be read there ({error})"
+        ) from error
+    if missing:
+        raise ConfigError(f"--resume {folder}: {SETTINGS} lacks {', '.join(sorted(missing))}")
+    if (folder / INDEX).exists():
+        raise ConfigError(f"--resume {folder}: {INDEX} is there already, nothing is left to do")
+    return settings
+
+
+def prepare(
+    arguments: argparse.Namespace,
+) -> tuple[Federation, Embeddings, IndexConfig, Path]:
+    """All that can be wrong with the input is found here, before a file is written."""
+    run, config = settings_of(arguments)
+    if arguments.out is not None and arguments.out.exists():
+        raise ConfigError(
+            f"--out {arguments.out} exists and is never overwritten; name another, or --resume"
+        )
+    federation, run = build_federation(run)
+    embeddings = index_embeddings(federation, config, run.data_dir)
+    kind = config.strategy if config.index == "dsa-ign" else config.index
+    out = arguments.resume or arguments.out
+    out = out or new_path("indices", federation.dataset.name, kind, config.seed)
+    if not arguments.resume:
+        settings = {k: getattr(run, k) for k in DATA} | dataclasses.asdict(config)
+        with new_directory(out) as folder:
+            (folder / SETTINGS).write_text(run_directory.to_json(settings))
+    return federation, embeddings, config, out
+
+
+def show_start(federation: Federation, encoder: str, config: IndexConfig, out: Path) -> None:
+    partition = federation.partition
+    how = f"{config.strategy}, {config.epochs} epochs" if config.index == "dsa-ign" else "naive"
+    print(
+        f"c2v_sim: index of {federation.dataset.name}, {partition.convention}, "
+        f"{partition.clients} clients\n  {config.index} ({how}), {encoder} encoder, "
+        f"seed {config.seed}\n  directory: {out}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def show_result(index: ClientIndex, out: Path) -> None:
+    about = index.provenance
+    print(f"\n{about['federation']['data']['name']}, {index.clients} clients, ", end="")
+    print(f"{about['settings']['index']}, {about['encoder']} encoder")
+    for name, value in index.quality.items():
+        print(f"  {name.replace('_', ' '):<22}{value:>8.3f}")
+    print(f"index: {out / INDEX}")
+
+
+def write_results(index: ClientIndex, out: Path, plot: bool) -> None:
+    text = json.dumps({"clients": index.clients} | index.provenance, indent=1) + "\n"
+    write_atomically(out / SUMMARY, lambda p: p.write_text(text))
+    index.save(out / INDEX)  # last: with it the directory is complete
+    if plot:
+        index_plots.plot_all(index, out)
+
+
+def plot_saved(arguments: argparse.Namespace) -> int:
+    """--plot FILE: pictures of a saved index, beside it or in --out."""
+    folder = arguments.out or arguments.plot.parent
+    try:
+        index = ClientIndex.load(arguments.plot)
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in index_plots.plot_all(index, folder):
+            print(path)
+    except (ValueError, OSError) as error:
+        return fail(2, str(error))
+    return 0
+
+
+def execute(
+    federation: Federation,
+    embeddings: Embeddings,
+    config: IndexConfig,
+    out: Path,
+    plot: bool,
+    interrupt: Interrupt,
+) -> int:
+    """Train in a directory that exists and write the index there; the exit code."""
+    show_start(federation, embeddings.encoder, config, out)
+    bar = IndexProgress(config) if config.index == "dsa-ign" else None
+    again = f"python -m c2v_sim.index --resume {out}"
+    try:
+        index = build_index(
+            federation,
+            config,
+            embeddings=embeddings,
+            checkpoint=out / CHECKPOINT,
+            on_point=bar.point if bar else lambda training: None,
+            stop=interrupt.stop,
+        )
+        write_results(index, out, plot)
+    except TrainingError as error:
+        if error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        return fail(1, str(error))
+    except ValueError as error:  # a checkpoint that is damaged or of another training
+        return fail(2, str(error))
+    except Interrupted:
+        return fail(interrupt.code, f"{interrupt.word}; go on with: {again}")
+    except OSError as error:
+        what = f"cannot write {error.filename or out}: {error.strerror}"
+        return fail(1, f"{what}. Free some space, then: {again}")
+    finally:
+        if bar:
+            bar.close()
+    show_result(index, out)
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    arguments = parser().parse_args(argv)
+    if arguments.plot not in (None, Path()):
+        return plot_saved(arguments)
+    keep_freed_memory()
+    with Interrupt() as interrupt:
+        try:
+            federation, embeddings, config, out = prepare(arguments)
+            interrupt.stop = threading.Event()
+        except (ValueError, OSError, RuntimeError, ImportError) as error:
+            return fail(2, str(error))
+        except KeyboardInterrupt:
+            what = "before training; finished parts of the embeddings are kept"
+            return fail(interrupt.code, f"{interrupt.word} {what}")
+        return execute(federation, embeddings, config, out, arguments.plot is not None, interrupt)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

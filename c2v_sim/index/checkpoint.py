@@ -1,0 +1,114 @@
+"""The state of an index training, and the file from which an interrupted one goes on.
+
+parameters [1, P], Adam's moments [2, P], the curve so far and, inside an epoch (GLOBAL), the steps
+done, the sums of the four losses and the state of dropout's generator. The file also holds every
+setting that decides the bits, so that another training's is refused by name.
+"""
+
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from c2v_sim.config import ConfigError
+from c2v_sim.index.config import IndexConfig
+from c2v_sim.index.dsa_ign import LOSSES, loss_weights
+from c2v_sim.system.files import write_atomically
+
+SECONDS_BETWEEN_CHECKPOINTS = 30.0
+# Settings that may differ from the checkpoint's: they do not decide the bits on the way.
+FREE_ON_RESUME = ("lanes", "device", "epochs", "patience", "tolerance")
+
+
+@dataclass
+class Training:
+    """The state of a training: what a checkpoint holds."""
+
+    parameters: Tensor  # [1, P], an arena row
+    moments: Tensor  # [2, P], Adam's (GLOBAL; a client's Adam does not outlive its round)
+    curve: list[list[float]] = field(default_factory=list)  # a point an epoch or round
+    # Of the unfinished epoch (GLOBAL): steps done, losses summed over samples, and dropout's state.
+    step: int = 0
+    sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSSES)))  # [4]
+    random: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+
+    def plateaued(self, config: IndexConfig) -> bool:
+        """True if the last `patience` points brought the total no further down."""
+        if config.patience == 0 or len(self.curve) <= config.patience:
+            return False
+        weights = loss_weights(config.omit_loss)
+        totals = [sum(w * v for w, v in zip(weights, p, strict=True)) for p in self.curve]
+        recent, before = totals[-config.patience :], totals[: -config.patience]
+        return min(recent) > min(before) - config.tolerance
+
+    def finished(self, config: IndexConfig) -> bool:
+        return len(self.curve) >= config.points or self.plateaued(config)
+
+
+def fingerprint(config: IndexConfig, identity: str) -> dict[str, str]:
+    """Everything that decides the bits of a training, to recognise a foreign checkpoint."""
+    settings = {k: json.dumps(v) for k, v in asdict(config).items() if k not in FREE_ON_RESUME}
+    return settings | {"data": identity}
+
+
+class Checkpoints:
+    """Writes `training` now and then; a full disk is said once and does not end the training."""
+
+    def __init__(self, path: Path | None, training: Training, settings: dict[str, str]) -> None:
+        self.path, self.training, self.settings = path, training, settings
+        self.last, self.failed = time.monotonic(), False
+
+    def save_if_due(self, anyway: bool) -> None:
+        if anyway or time.monotonic() - self.last > SECONDS_BETWEEN_CHECKPOINTS:
+            self.save()
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        try:
+            save_training(self.path, self.training, self.settings)
+            self.failed = False
+        except OSError as error:
+            if not self.failed:
+                print(
+                    f"warning: cannot write {self.path}: {error.strerror or error}; the training "
+                    "goes on, and what is not written is lost if it is interrupted",
+                    file=sys.stderr,
+                )
+            self.failed = True
+        self.last = time.monotonic()
+
+
+def save_training(path: Path, training: Training, settings: dict[str, str]) -> None:
+    """Write the checkpoint: whole, or not at all."""
+    tensors = {name: getattr(training, name).cpu() for name in ("parameters", "moments", "sums")}
+    tensors["random"] = training.random
+    about = settings | {"curve": json.dumps(training.curve), "step": str(training.step)}
+    try:
+        write_atomically(path, lambda p: save_file(tensors, str(p), metadata=about))
+    except SafetensorError as error:  # a full disk, for example
+        raise OSError(None, str(error), str(path)) from error
+
+
+def load_training(path: Path, training: Training, settings: dict[str, str]) -> None:
+    """Put `training` back to the saved state; a checkpoint of another training is refused."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            about = file.metadata() or {}
+            differing = [name for name, value in settings.items() if about.get(name) != value]
+            if differing:
+                values = [f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing]
+                shown = "; ".join(values)
+                raise ConfigError(f"the checkpoint {path} is of another training ({shown})")
+            for name in ("parameters", "moments", "sums"):
+                getattr(training, name).copy_(file.get_tensor(name))
+            training.random, training.step = file.get_tensor("random"), int(about["step"])
+            training.curve[:] = json.loads(about["curve"])
+    except (SafetensorError, KeyError, RuntimeError, OSError) as error:
+        raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error

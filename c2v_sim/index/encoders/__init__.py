@@ -1,0 +1,1 @@
+"""What embeds samples and labels for the index."""

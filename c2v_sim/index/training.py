@@ -1,0 +1,261 @@
+"""Stage 4, training DSA-IGN: embeddings and a partition -> a trained network and its loss curve.
+
+GLOBAL: every client uploads min(128, N_i) pairs (D, L) once; the server trains on them for E
+epochs, shuffled anew in each. FEDERATED: ceil(E / 10) rounds of FedAvg, each with a tenth of the
+clients, 10 local epochs and a fresh Adam, by the arena and cohort code of ordinary training.
+
+A point of the curve is the mean of the four losses over an epoch (GLOBAL) or a round (FEDERATED),
+in the order of dsa_ign.LOSSES. All randomness comes from (seed, epoch) or (seed, round, client),
+so a run that goes on from its checkpoint has the bits of one that was never stopped. A checkpoint
+may be of the middle of an epoch (GLOBAL), which can take minutes.
+"""
+
+import math
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from c2v_sim.algorithms import Algorithm
+from c2v_sim.data.partition import Partition
+from c2v_sim.index.checkpoint import Checkpoints, Training, fingerprint, load_training
+from c2v_sim.index.config import IndexConfig
+from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
+from c2v_sim.system.machine import intra_op_threads
+from c2v_sim.system.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
+from c2v_sim.training.aggregation import average, shares
+from c2v_sim.training.arena import Arena, layout_of
+from c2v_sim.training.cohort import (
+    Interrupted,
+    LocalTraining,
+    TrainingError,
+    batch_bounds,
+    train_cohort,
+)
+from c2v_sim.training.lanes import Lanes, lane_count
+from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.memory import lane_bytes
+from c2v_sim.training.optimisers import Adam
+from c2v_sim.training.sampling import cohort_size
+
+
+class Pairs:
+    """(sample embedding, label embedding) by sample id, on a device: what a cohort trains on."""
+
+    def __init__(self, images: Tensor, labels: Tensor, y: Tensor, device: torch.device) -> None:
+        """images [N, 512], labels [K, 512] by class, y [N] the class of each sample."""
+        if images.dim() != 2 or labels.dim() != 2 or images.shape[1] != labels.shape[1]:
+            raise ValueError(
+                "Pairs: images must be [N, D] and labels [K, D], "
+                f"got {tuple(images.shape)} and {tuple(labels.shape)}"
+            )
+        if y.shape != images.shape[:1] or (len(y) and int(y.max()) >= len(labels)):
+            raise ValueError(
+                f"Pairs: y must be [{len(images)}] classes below {len(labels)}, got "
+                f"{tuple(y.shape)}, largest {int(y.max()) if len(y) else 'none'}"
+            )
+        self.images, self.labels = images.float().to(device), labels.float().to(device)
+        self.y, self.device = y.to(device), device
+
+    def batch(self, ids: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        return self.images.index_select(0, ids), self.labels[self.y.index_select(0, ids)]
+
+
+OnPoint = Callable[[Training], None]
+
+
+def train_network(
+    pairs: Pairs,
+    partition: Partition,
+    config: IndexConfig,
+    *,
+    checkpoint: Path | None = None,
+    identity: str = "",
+    on_point: OnPoint = lambda training: None,
+    stop: threading.Event | None = None,
+) -> tuple[IndexNetwork, list[list[float]]]:
+    """The trained network in eval mode, and the curve [points, 4].
+
+    `checkpoint` is read if it exists and written on the way; `identity` names data and partition,
+    so that a checkpoint of others is refused. `on_point` is called after each epoch or round.
+    Once `stop` is set, the step in flight is finished, the checkpoint written, Interrupted raised.
+    """
+    stop = stop or threading.Event()
+    network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
+    layout = layout_of(network)
+    server = Arena(layout, 1, pairs.device)
+    server.read(network, 0)
+    moments = torch.zeros(2, layout.trainable, device=pairs.device)
+    training = Training(server.data, moments, sums=torch.zeros(len(LOSSES), device=pairs.device))
+    settings = fingerprint(config, identity)
+    if checkpoint is not None and checkpoint.exists():
+        load_training(checkpoint, training, settings)
+    checkpoints = Checkpoints(checkpoint, training, settings)
+
+    def after_step() -> None:
+        """`training` is whole: an end if that is wished, or a checkpoint if it is time."""
+        if stop.is_set():
+            raise Interrupted
+        done = training.step == 0 and training.finished(config)
+        checkpoints.save_if_due(anyway=done)
+        if training.step == 0:
+            on_point(training)
+
+    if not training.finished(config):
+        train = train_global if config.strategy == "global" else train_federated
+        try:
+            train(network, server, training, pairs, partition, config, after_step, stop)
+        except Interrupted:  # of a federated round in flight nothing is in `training`
+            checkpoints.save()
+            raise
+    network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
+    network.load_state_dict(server.state_dict(0))
+    return network.to(pairs.device).eval(), training.curve
+
+
+def uploads(partition: Partition, config: IndexConfig) -> np.ndarray:
+    """Sample ids that the clients upload, client after client."""
+    return np.concatenate(
+        [
+            rng(config.seed, UPLOAD, i).choice(ids, min(config.upload, len(ids)), replace=False)
+            for i, ids in enumerate(partition.train)
+        ]
+    )
+
+
+def train_global(
+    network: IndexNetwork,
+    server: Arena,
+    training: Training,
+    pairs: Pairs,
+    partition: Partition,
+    config: IndexConfig,
+    after_step: Callable[[], None],
+    stop: threading.Event,
+) -> None:
+    """Train server row 0 on the uploaded pairs, epoch after epoch."""
+    client = LocalClient(network, server.layout, pairs.device)
+    row, gradients = client.model.bind(server.data[0], server.integers[0]), client.gradients
+    pool = uploads(partition, config)
+    bounds = batch_bounds(len(pool), config.batch_size)
+    adam = resumable_adam(row, gradients, training, config, steps=len(bounds))
+    weights = torch.tensor(loss_weights(config.omit_loss), device=pairs.device)
+    with intra_op_threads(config.threads):
+        network.train()
+        while not training.finished(config):
+            epoch = len(training.curve) + 1
+            client.generator.manual_seed(torch_seed(config.seed, epoch, 0))
+            if training.step:
+                client.generator.set_state(training.random)
+            order = rng(config.seed, INDEX_SHUFFLE, epoch).permutation(len(pool))
+            shuffled = torch.from_numpy(pool[order]).to(pairs.device)
+            for begin, end in bounds[training.step :]:
+                parts = losses(network, *pairs.batch(shuffled[begin:end]))
+                (parts @ weights).backward()
+                adam.step()
+                gradients.zero_()
+                training.sums += parts.detach() * (end - begin)
+                training.step += 1
+                if training.step < len(bounds):
+                    training.random = client.generator.get_state()
+                    after_step()
+            mean = training.sums / bounds[-1][1]
+            training.curve.append(_point(mean, f"epoch {epoch}", config))
+            training.step = 0
+            training.sums.zero_()
+            after_step()
+
+
+def resumable_adam(
+    row: Tensor, gradients: Tensor, training: Training, config: IndexConfig, steps: int
+) -> torch.optim.Adam:
+    """torch's fused Adam on the row, with the moments of `training` and `steps` an epoch."""
+    parameter = nn.Parameter(row)  # the same memory
+    parameter.grad = gradients
+    adam = torch.optim.Adam([parameter], lr=config.index_lr, fused=True)
+    done = torch.tensor(float(len(training.curve) * steps + training.step), device=row.device)
+    first, second = training.moments
+    adam.state[parameter] = {"step": done, "exp_avg": first, "exp_avg_sq": second}
+    return adam
+
+
+class IndexLoss(Algorithm):
+    """FedAvg on the weighted sum of the four losses; `sums` [M, 4] adds each up by client."""
+
+    name = "index network"
+
+    def __init__(self, weights: list[float], clients: int, device: torch.device) -> None:
+        self.weights = torch.tensor(weights, device=device)
+        self.sums = torch.zeros(clients, len(LOSSES), device=device)
+
+    def begin(self, client: LocalClient) -> None:
+        client.memory("id", 1).fill_(client.id)
+
+    def local_loss(self, client: LocalClient, d: Tensor, label: Tensor) -> Tensor:
+        parts = losses(client.module, d, label)  # type: ignore[arg-type]
+        own = client.memory("id").long()
+        self.sums.index_add_(0, own, parts.detach().unsqueeze(0) * len(d))
+        return parts @ self.weights
+
+
+def train_federated(
+    network: IndexNetwork,
+    server: Arena,
+    training: Training,
+    pairs: Pairs,
+    partition: Partition,
+    config: IndexConfig,
+    after_round: Callable[[], None],
+    stop: threading.Event,
+) -> None:
+    """FedAvg over the clients, round after round, into server row 0."""
+    size, device = cohort_size(config.participation, partition.clients), pairs.device
+    cohort = Arena(server.layout, size, device)
+
+    def one_lane() -> int:
+        first = torch.zeros(2, dtype=torch.int64, device=device)
+        d, label = (t.cpu() for t in pairs.batch(first))
+        return lane_bytes(network, lambda: losses(network, d, label), 2, config.batch_size)
+
+    count = min(size, lane_count(config.lanes, device, one_lane))
+    lanes = Lanes(network, server.layout, count, device, stop)
+    algorithm = IndexLoss(loss_weights(config.omit_loss), partition.clients, device)
+    how = LocalTraining(
+        epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        optimiser=Adam(config.index_lr),
+        seed=config.seed,
+        stream=INDEX_SHUFFLE,
+    )
+    try:
+        while not training.finished(config):
+            t = len(training.curve) + 1
+            clients = index_cohort(config.seed, t, partition.clients, size)
+            algorithm.sums.zero_()
+            train_cohort(lanes, server, cohort, pairs, partition.train, clients, how, algorithm, t)
+            average(server, cohort, shares(torch.from_numpy(partition.sizes[clients])))
+            seen = sum(batch_bounds(n, config.batch_size)[-1][1] for n in partition.sizes[clients])
+            mean = algorithm.sums[torch.from_numpy(clients)].sum(0) / (seen * config.local_epochs)
+            training.curve.append(_point(mean, f"round {t}", config))
+            after_round()
+    finally:
+        lanes.close()
+
+
+def index_cohort(seed: int, round: int, clients: int, k: int) -> np.ndarray:
+    """k of `clients` ids, uniform without replacement, ascending."""
+    return np.sort(rng(seed, INDEX_COHORT, round).choice(clients, k, replace=False))
+
+
+def _point(mean: Tensor, when: str, config: IndexConfig) -> list[float]:
+    values = mean.tolist()
+    if not all(map(math.isfinite, values)):
+        shown = ", ".join(f"{n} {v:.3g}" for n, v in zip(LOSSES, values, strict=True))
+        raise TrainingError(
+            f"index network, {when}: a loss is not finite ({shown}); "
+            f"lower index_lr (now {config.index_lr})"
+        )
+    return values

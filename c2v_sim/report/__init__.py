@@ -1,0 +1,1 @@
+"""One HTML page about one run or many."""

@@ -1,0 +1,1 @@
+"""The main command and the run directory that it leaves."""

@@ -1,0 +1,1 @@
+"""The round loop, its state, steering by the index, evaluation and records."""

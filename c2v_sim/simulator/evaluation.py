@@ -1,0 +1,77 @@
+"""Stage 9: accuracy of the global model on every client's test samples.
+
+One batched pass over the test set marks which samples are right; a client's accuracy is then the
+mean of its marks, so the cost does not grow with the number of clients. The paper's measure is
+the unweighted mean over clients with a non-empty test set.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from c2v_sim.data.partition import Partition
+from c2v_sim.data.resident import ResidentData
+from c2v_sim.models import logits
+from c2v_sim.training.arena import Arena
+from c2v_sim.training.lanes import Lane, Lanes
+
+BATCH = 500
+PROTOCOL = (
+    "accuracy = unweighted mean over all clients with test samples of the global model's accuracy "
+    "on the client's own test samples; weighted = the same weighted by test samples; worst10 = "
+    "mean of the lowest tenth of the clients; global = accuracy on the whole test set"
+)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Shares in [0, 1]; `clients` is NaN where a client has no test samples."""
+
+    mean: float
+    weighted: float
+    worst10: float
+    whole: float
+    clients: np.ndarray  # [M]
+    domains: tuple[float, ...] = ()
+
+
+def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
+    """For each test sample whether the global model is right, bool [N]."""
+    marks = torch.zeros(len(data), dtype=torch.bool, device=data.device)
+
+    def work(lane: Lane, begin: int) -> None:
+        ids = torch.arange(begin, min(begin + BATCH, len(data)), device=data.device)
+        lane.client.model.bind(server.data[0], server.integers[0])
+        module = lane.client.module.eval()
+        with torch.no_grad():
+            x, y = data.batch(ids)
+            marks[ids] = logits(module, x).argmax(dim=1) == y
+
+    for _ in lanes.run(work, range(0, len(data), BATCH)):
+        pass
+    return marks.cpu().numpy()
+
+
+def accuracy(marks: np.ndarray, partition: Partition) -> Accuracy:
+    """The measures of PROTOCOL from the per-sample marks."""
+    counts = np.array([len(ids) for ids in partition.test])
+    rights = np.array([marks[ids].sum() for ids in partition.test])
+    tested = counts > 0
+    clients = np.where(tested, rights / np.maximum(counts, 1), np.nan)
+    values = np.sort(clients[tested])
+    lowest = values[: math.ceil(0.1 * len(values))]
+    domains: tuple[float, ...] = ()
+    if partition.domains is not None:
+        of = np.array(partition.domains)
+        members = (clients[tested & (of == d)] for d in np.unique(of))
+        domains = tuple(float(m.mean()) if len(m) else math.nan for m in members)
+    return Accuracy(
+        mean=float(values.mean()),
+        weighted=float(rights.sum() / counts.sum()),
+        worst10=float(lowest.mean()),
+        whole=float(marks.mean()),
+        clients=clients,
+        domains=domains,
+    )

@@ -1,0 +1,146 @@
+"""Processes of a sweep: started while cores and memory allow, watched, and stopped in order.
+
+A process is in a session of its own, so that Ctrl-C reaches only the sweep, which passes it on;
+on Linux it dies with the sweep, so that nobody writes into a run directory that a later sweep
+goes on with.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from c2v_sim.system.interrupt import Interrupt
+
+SECONDS_BETWEEN_LOOKS = 0.2
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1
+# Threads that wait for one another by spinning make a training on two threads twice as slow as soon
+# as somebody else wants a core; sleeping costs 7 % on a quiet machine (bench/waiting_threads.py).
+SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive"}
+
+
+def python() -> list[str]:
+    """The interpreter that runs this, with its -P."""
+    return [sys.executable, *(["-P"] if sys.flags.safe_path else [])]
+
+
+@dataclass(eq=False)
+class Job:
+    """A process, before, while and after it runs."""
+
+    name: str
+    command: list[str]
+    log: Path  # of standard output and error; appended
+    about: Any = None  # the caller's
+    needs: int = 0  # bytes of memory, expected
+    environment: dict[str, str] = field(default_factory=dict)  # unless the user's has them
+    started: float = 0.0
+    peak: int = 0  # bytes of memory, seen
+    process: subprocess.Popen | None = field(default=None, repr=False)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def start(self) -> None:
+        parent = os.getpid()
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment | os.environ,
+                start_new_session=True,
+                preexec_fn=(lambda: die_with(parent)) if LIBC else None,
+            )
+        self.started = time.monotonic()
+
+    def memory(self) -> int:
+        """Bytes that the process has now."""
+        assert self.process is not None
+        with contextlib.suppress(psutil.Error):
+            now = psutil.Process(self.process.pid).memory_info().rss
+            self.peak = max(self.peak, now)
+            return now
+        return 0
+
+    def tail(self, lines: int = 15) -> list[str]:
+        """The last lines of the log."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, self.log.stat().st_size - 20_000))
+            return file.read().decode(errors="replace").splitlines()[-lines:]
+
+
+def shares_of(count: int, at_once: int, places: int) -> list[int]:
+    """How many of `places` each of `count` jobs may fill, `at_once` of them running: the same for
+    all, but more for the last ones where they are too few to fill all places."""
+    last = count % at_once
+    each, of_last = (max(1, places // n) for n in (at_once, last or at_once))
+    return [each] * (count - last) + [of_last] * last
+
+
+def die_with(parent: int) -> None:
+    """In a new process: the system kills it when the process `parent` ends, however it does."""
+    assert LIBC is not None
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
+def fits(job: Job, running: list[Job]) -> bool:
+    """Whether there is memory for `job` beside those that run and may still grow."""
+    growth = sum(max(0, other.needs - other.memory()) for other in running)
+    return not running or psutil.virtual_memory().available - growth > job.needs
+
+
+def run_jobs(
+    jobs: list[Job],
+    at_once: int,
+    interrupt: Interrupt,
+    *,
+    ended: Callable[[Job, int], None],
+    look: Callable[[list[Job]], None] = lambda running: None,
+    ready: Callable[[Job, list[Job]], bool] = lambda job, running: True,
+) -> None:
+    """Run all `jobs`, at most `at_once` at the same time, until they are done or interrupted.
+
+    ended: called with each job and its exit code. look: called now and then with those running.
+    ready: a job that had better wait for a running one lets later ones pass.
+    """
+    assert interrupt.stop is not None
+    waiting, running, told = list(jobs), list[Job](), False
+    while running or (waiting and not interrupt.stop.is_set()):
+        while waiting and len(running) < at_once and not interrupt.stop.is_set():
+            fitting = [job for job in waiting if fits(job, running)]
+            if not fitting:
+                break
+            first = next((job for job in fitting if ready(job, running)), fitting[0])
+            waiting.remove(first)
+            first.start()
+            running.append(first)
+        if interrupt.stop.is_set() and not told:
+            told = True
+            for job in running:
+                assert job.process is not None
+                job.process.send_signal(interrupt.number or signal.SIGINT)
+        for job in list(running):
+            assert job.process is not None
+            job.memory()
+            code = job.process.poll()
+            if code is not None:
+                running.remove(job)
+                ended(job, code)
+        look(running)
+        if running:
+            time.sleep(SECONDS_BETWEEN_LOOKS)

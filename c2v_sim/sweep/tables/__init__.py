@@ -1,0 +1,1 @@
+"""The results of a sweep, side by side and beside the paper's."""

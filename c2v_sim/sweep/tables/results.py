@@ -1,0 +1,216 @@
+"""What the cells of a sweep came to: run directories -> numbers by row, column and seed.
+
+Enters: a sweep and its directory. Leaves: one Entry a place of the table: the value of
+each seed, why others are missing, and the paper's value. Accuracies are in %, times in seconds.
+
+    accuracy   max over rounds of the mean accuracy over clients
+    time       the rounds' seconds, all stages, up to the first round that is at least as accurate
+               as the best of the run without index that has the same seed
+    index      cosines of β^f within and between domains, and more of index/quality.py
+"""
+
+import itertools
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from c2v_sim.config import RunConfig, saved_config
+from c2v_sim.run.failures import failure_file, failure_reason, read_json
+from c2v_sim.run.files import CONFIG, MANIFEST, RESULT, ROUNDS, parse_rounds
+from c2v_sim.sweep.file import SEEDS, Cell, Sweep, Table, cell_folder, state
+from c2v_sim.sweep.tables.paper import paper_value
+
+ORIGINAL = "original"  # the column that gains are taken over
+ACCURACY = "best accuracy"
+TIMES = ("generate_index", "training_total", "training_to_fedavg_best", "total_to_fedavg_best")
+QUALITY = ("within", "between", "silhouette", "label_spearman")
+NEVER, NOT_RECORDED, UNDEFINED = "never", "not recorded", "not defined"
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """A cell and what its run directory holds."""
+
+    cell: Cell
+    status: str  # done, failed, unfinished or not run
+    folder: Path
+    config: RunConfig  # as it ran; the sweep's where it did not
+    manifest: dict[str, Any]  # empty where there is none
+    result: dict[str, Any]
+    reason: str = ""  # why it failed
+
+    @property
+    def seed(self) -> str:
+        return self.cell.labels.get(SEEDS, str(self.cell.config.seed))
+
+    @property
+    def accuracy(self) -> float:
+        """The best over rounds, in %."""
+        return 100.0 * self.result["best_accuracy"]
+
+
+@dataclass
+class Entry:
+    """One place of the table."""
+
+    rows: dict[str, str]  # axis -> label
+    column: str
+    runs: list[CellRun]  # none: the sweep skips this place
+    values: dict[str, float] = field(default_factory=dict)  # seed -> value
+    missing: dict[str, str] = field(default_factory=dict)  # seed -> why there is no value
+    paper_mean: float | None = None
+    paper_std: float | None = None
+    gains: dict[str, float] = field(default_factory=dict)  # seed -> value - original's
+    paper_gain: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return statistics.fmean(self.values.values()) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Of the population; None where a single seed has none."""
+        return statistics.pstdev(self.values.values()) if len(self.values) > 1 else None
+
+    @property
+    def gain(self) -> float | None:
+        return statistics.fmean(self.gains.values()) if self.gains else None
+
+    @property
+    def gain_std(self) -> float | None:
+        return statistics.pstdev(self.gains.values()) if len(self.gains) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        if self.mean is None or self.paper_mean is None:
+            return None
+        return self.mean - self.paper_mean
+
+
+def read_cells(sweep: Sweep, out: Path) -> list[CellRun]:
+    """All cells of the sweep, with what is in OUT/cells."""
+    return [read_cell(cell, out) for cell in sweep.cells]
+
+
+def read_cell(cell: Cell, out: Path) -> CellRun:
+    folder, status, config = cell_folder(out, cell), state(out, cell), cell.config
+    manifest: dict[str, Any] = {}
+    result: dict[str, Any] = {}
+    if (folder / CONFIG).is_file():
+        config = saved_config(folder / CONFIG)
+        manifest = read_json(folder / MANIFEST)
+    if status == "failed":
+        reason = failure_reason(failure_file(cell_folder(out, cell)))
+        return CellRun(cell, status, folder, config, manifest, result, reason)
+    if status == "done":
+        result = read_json(folder / RESULT)
+    shown = "not run" if status == "new" else status
+    return CellRun(cell, shown, folder, config, manifest, result)
+
+
+def table_of(sweep: Sweep) -> Table:
+    """How the sweep's results are laid out; where it does not say: a row for every choice."""
+    rows = tuple(axis for axis in sweep.axes if axis != SEEDS)
+    return sweep.table or Table(rows, columns="", kind="accuracy", paper="", reference="")
+
+
+def make_entries(sweep: Sweep, runs: list[CellRun]) -> list[Entry]:
+    """Every place of the sweep's table, row by row."""
+    table = table_of(sweep)
+    columns, measure = KINDS[table.kind]
+    if table.columns:
+        columns = sweep.axes[table.columns]
+    entries = []
+    for row in rows_of(sweep):
+        for column in columns:
+            place = row | ({table.columns: column} if table.columns else {})
+            entry = Entry(row, column, matching(runs, place))
+            for run in entry.runs:
+                put(entry, run, measure(run, column, runs) if run.status == "done" else run.status)
+            if table.paper:
+                labels = [*row.values(), column]
+                entry.paper_mean, entry.paper_std = paper_value(table.paper, labels)
+            entries.append(entry)
+    add_gains(entries)
+    return entries
+
+
+def rows_of(sweep: Sweep) -> list[dict[str, str]]:
+    """The labels of each row of the table."""
+    axes = table_of(sweep).rows
+    combinations = itertools.product(*(sweep.axes[axis] for axis in axes))
+    return [dict(zip(axes, labels, strict=True)) for labels in combinations]
+
+
+def matching(runs: list[CellRun], labels: Mapping[str, str]) -> list[CellRun]:
+    return [run for run in runs if labels.items() <= run.cell.labels.items()]
+
+
+def put(entry: Entry, run: CellRun, value: float | str) -> None:
+    """Add the value of one run, or why it has none."""
+    if isinstance(value, str):
+        entry.missing[run.seed] = value
+    else:
+        entry.values[run.seed] = value
+
+
+def best_accuracy(run: CellRun, column: str, runs: list[CellRun]) -> float:
+    return run.accuracy
+
+
+def seconds(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
+    """One of TIMES; a text says why there is no number."""
+    rounds = parse_rounds((run.folder / ROUNDS).read_bytes().splitlines())
+    spent = list(itertools.accumulate(sum(record.seconds.values()) for record in rounds))
+    index = index_seconds(run)
+    if column == "generate_index":
+        return index
+    if column == "training_total":
+        return spent[-1]
+    baseline = next((r for r in runs if r.seed == run.seed and not r.config.improve), None)
+    if baseline is None or baseline.status != "done":
+        return f"baseline {baseline.status if baseline else 'not run'}"
+    goal = baseline.result["best_accuracy"]
+    reached = (s for s, r in zip(spent, rounds, strict=True) if (r.accuracy or 0.0) >= goal)
+    to_best = next(reached, None)
+    if to_best is None:
+        return NEVER
+    if column == "training_to_fedavg_best":
+        return to_best
+    return index if isinstance(index, str) else index + to_best
+
+
+def index_seconds(run: CellRun) -> float | str:
+    """What it took to make the run's index, also where it came from the cache."""
+    if not run.config.needs_client_index:
+        return 0.0
+    return (run.manifest["index"] or {}).get("seconds") or NOT_RECORDED
+
+
+def index_quality(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
+    if column == ACCURACY:
+        return run.accuracy
+    return (run.manifest["index"] or {}).get("quality", {}).get(column, UNDEFINED)
+
+
+def add_gains(entries: list[Entry]) -> None:
+    """Over the column `original` of the same row, seed by seed."""
+    originals = {tuple(e.rows.values()): e for e in entries if e.column == ORIGINAL}
+    for entry in entries:
+        original = originals.get(tuple(entry.rows.values()))
+        if original is None or original is entry:
+            continue
+        both = entry.values.keys() & original.values.keys()
+        entry.gains = {s: entry.values[s] - original.values[s] for s in entry.values if s in both}
+        if entry.paper_mean is not None and original.paper_mean is not None:
+            entry.paper_gain = entry.paper_mean - original.paper_mean
+
+
+# kind -> its columns, where no axis gives them, and what stands in them
+KINDS: dict[str, tuple[tuple[str, ...], Callable[[CellRun, str, list[CellRun]], float | str]]] = {
+    "accuracy": ((ACCURACY,), best_accuracy),
+    "time": (TIMES, seconds),
+    "index": ((*QUALITY, ACCURACY), index_quality),
+}

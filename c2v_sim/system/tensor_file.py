@@ -1,0 +1,50 @@
+"""Tensors in a safetensors file that is whole or absent, and says so when its bytes have changed.
+
+The checksum (SHA-256 over name, dtype, shape and bytes of every tensor) is stored in the file.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from c2v_sim.system.files import replacing
+
+
+def checksum(tensors: dict[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def read(path: Path) -> dict[str, Tensor] | None:
+    """The tensors; None if there is no file, or (with a notice) if it is damaged."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            expected = (file.metadata() or {}).get("sha256")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if checksum(tensors) == expected:
+            return tensors
+        why = "its bytes do not match their checksum"
+    except FileNotFoundError:
+        return None
+    except (OSError, SafetensorError) as error:
+        why = str(error)
+    print(f"warning: the cache {path} is damaged ({why}); making it anew", file=sys.stderr)
+    return None
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Atomically; raises OSError where the folder cannot be written."""
+    with replacing(path, shared=True) as temporary:
+        try:
+            save_file(tensors, temporary, metadata={"sha256": checksum(tensors)})
+        except SafetensorError as error:  # a full disk, for example
+            raise OSError(str(error)) from error

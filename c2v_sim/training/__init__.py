@@ -1,0 +1,1 @@
+"""A cohort's local training: rows of one arena, lanes, optimisers, aggregation."""

@@ -1,0 +1,151 @@
+"""Lanes: how many clients train at the same time, one a core.
+
+A lane trains one client at a time in memory of its own. On the CPU a lane is a thread with one
+intra-op thread: torch releases the interpreter lock inside its operators, and results of
+one-thread operators do not depend on what other lanes do, so any number of lanes gives the same
+bits. On a GPU (training/cuda_lane.py) the thread has a stream besides.
+"""
+
+import copy
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from c2v_sim.system.machine import intra_op_threads, usable_cores
+from c2v_sim.training.arena import Layout
+from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.memory import free_memory
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Step = Callable[[Tensor], None]  # takes the sample ids of a batch
+
+
+MOST_ON_A_GPU = 8  # lanes; further streams would only queue for the same multiprocessors
+
+
+def lane_count(requested: int, device: torch.device, lane_bytes: Callable[[], int]) -> int:
+    """`requested`, or for 0 one lane a usable core (CPU), or what a GPU has memory for.
+
+    On a GPU lanes of `lane_bytes()` each get half of what is free, the rest is for client rows.
+    """
+    if requested:
+        return requested
+    if device.type == "cpu":
+        return usable_cores()
+    return max(1, min(MOST_ON_A_GPU, free_memory(device) // (2 * lane_bytes())))
+
+
+class Lane:
+    """A seat for one client at a time, and how its steps are carried out: here, at once."""
+
+    def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
+        self.client = LocalClient(module, layout, device)
+
+    def prepare(self, data: Any, how: Any, algorithm: Any) -> None:
+        """The client has sat down; its steps will be made of these."""
+
+    def upload(self, ids: np.ndarray) -> Tensor:
+        """Sample ids on the device."""
+        return torch.from_numpy(ids)
+
+    def step(self, step: Step, ids: Tensor) -> None:
+        """One local step on the samples `ids`."""
+        step(ids)
+
+    def follow(self) -> None:
+        """What the lane does from now on comes after all that the caller has asked for."""
+
+    def working(self) -> AbstractContextManager[Any]:
+        """The lane's work is asked for inside of this."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """What the caller asks for from now on comes after all that the lane was asked for."""
+
+
+class Lanes:
+    """A fixed set of lanes; `run` spreads items over them, first come first served.
+
+    `stop` is the caller's wish to end early; lanes look at `stopped()` between steps.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        layout: Layout,
+        count: int,
+        device: torch.device,
+        stop: threading.Event | None = None,
+        make_lane: Callable[[nn.Module, Layout, torch.device], Lane] | None = None,
+    ) -> None:
+        """`make_lane` is by itself that of the device's type."""
+        if make_lane is None:
+            from c2v_sim.training.cuda_lane import CudaLane  # which is built on this module
+
+            make_lane = CudaLane if device.type == "cuda" else Lane
+        self.count = count
+        self._stop = stop or threading.Event()
+        self._failed = threading.Event()
+        self._lanes = [make_lane(copy.deepcopy(model), layout, device) for _ in range(count)]
+        # A thread keeps its lane for good: cuBLAS and cuDNN set themselves up a thread, and that
+        # must have happened there before a step can be recorded.
+        self._own = threading.local()
+        self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
+        for lane in self._lanes:
+            self._free.put(lane)
+        self._threads = ThreadPoolExecutor(count, "lane", initializer=self._take_lane)
+
+    def _take_lane(self) -> None:
+        torch.set_num_threads(1)
+        self._own.lane = self._free.get_nowait()
+
+    def stopped(self) -> bool:
+        """Whether lanes should leave off: the caller wants to stop, or another lane failed."""
+        return self._stop.is_set() or self._failed.is_set()
+
+    def run(
+        self, work: Callable[[Lane, Item], Result], items: Sequence[Item]
+    ) -> Iterator[tuple[Item, Result]]:
+        """Yield (item, work(lane, item)) as they finish; items start in the given order.
+
+        An error in a lane, or one raised while waiting, stops the others after their current
+        step and is raised. Tensors that lanes have written are the caller's after the last item.
+        """
+
+        def on_own_lane(item: Item) -> Result:
+            with self._own.lane.working():
+                return work(self._own.lane, item)
+
+        self._failed.clear()
+        for lane in self._lanes:
+            lane.follow()
+        with intra_op_threads(1):
+            futures: dict[Future[Result], Item] = {}
+            try:
+                for item in items:
+                    futures[self._threads.submit(on_own_lane, item)] = item
+                for future in as_completed(futures):
+                    yield futures[future], future.result()
+            except BaseException:
+                self._failed.set()
+                for future in futures:
+                    future.cancel()
+                raise
+            finally:
+                for future in futures:
+                    if not future.cancelled():
+                        future.exception()  # wait: no lane may still write when this returns
+                for lane in self._lanes:
+                    lane.join()
+
+    def close(self) -> None:
+        self._failed.set()
+        self._threads.shutdown(wait=True, cancel_futures=True)

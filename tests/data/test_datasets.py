@@ -1,0 +1,189 @@
+"""Loading by name, the Dataset's own checks, and the cache of the rendered data."""
+
+import dataclasses
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from c2v_sim.data import load as datasets
+from c2v_sim.data.load import DataError, load_dataset
+from c2v_sim.data.sources import shapes
+
+
+@pytest.fixture
+def small(tmp_path):
+    return load_dataset("shapes", data_dir=tmp_path, train_size=90, test_size=60, progress=False)
+
+
+def only_file(folder):
+    (path,) = folder.iterdir()
+    return path
+
+
+def test_shapes_by_name(small, tmp_path):
+    assert small.name == "shapes"
+    assert small.standin_for is None
+    assert small.x_train.shape == (90, 32, 32, 3)
+    assert small.classes == 10
+    assert small.domain_train.shape == (90,)
+    assert str(tmp_path) not in small.source
+    assert torch.equal(small.x_train, torch.from_numpy(shapes.render("train", 90)[0]))
+    assert torch.equal(small.domain_test, torch.from_numpy(shapes.render("test", 60)[2]))
+
+
+def test_batch_is_channels_last_for_free(small):
+    batch = small.x_train[:8].permute(0, 3, 1, 2)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_default_sizes():
+    assert (datasets.SHAPES_TRAIN, datasets.SHAPES_TEST) == (50_000, 10_000)
+
+
+def test_content_hash_is_as_documented(small):
+    expected = hashlib.sha256()
+    for field in ("x_train", "y_train", "x_test", "y_test", "domain_train", "domain_test"):
+        tensor = getattr(small, field)
+        kind = "uint8" if field[0] == "x" else "int64"
+        size = "x".join(str(n) for n in tensor.shape)
+        expected.update(f"{field} {kind} {size}\n".encode())
+        expected.update(bytes(tensor.flatten().view(torch.uint8).tolist()))
+    assert small.sha256 == expected.hexdigest()
+    assert small.sha256 == "4f13be3d7ed45955240882520e6bd9ba74aec4a8da86e90973f976fbfe3c3229"
+
+
+def test_content_hash_ignores_strides(small):
+    tensors = {"x_train": small.x_train, "y_train": small.y_train}
+    strided = {k: torch.stack([t, t], dim=-1)[..., 0] for k, t in tensors.items()}
+    assert not strided["x_train"].is_contiguous()
+    assert datasets.content_hash(strided) == datasets.content_hash(tensors)
+
+
+# ---- refusals -------------------------------------------------------------------------------
+
+
+def test_unknown_name_lists_the_known_ones(tmp_path):
+    with pytest.raises(
+        DataError, match="unknown data set 'mnist'; known: shapes, cifar10, shakespeare"
+    ):
+        load_dataset("mnist", data_dir=tmp_path)
+
+
+@pytest.mark.parametrize("field", ["train_size", "test_size"])
+def test_sizes_must_be_positive(tmp_path, field):
+    with pytest.raises(DataError, match=f"shapes: {field} must be at least 1, got 0"):
+        load_dataset("shapes", data_dir=tmp_path, **{field: 0})
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_folder_must_not_be_a_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="is a file; give a folder"):
+        load_dataset("shapes", data_dir=tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: {"x_train": d.x_train.double()}, r"x_train must be uint8 images \[N, H, W, C\]"),
+        (lambda d: {"x_train": d.x_train.float()}, "train samples are .*float32, test .*uint8"),
+        (lambda d: {"x_test": d.x_test.permute(0, 3, 1, 2)}, r"test samples \(3, 32, 32\)"),
+        (lambda d: {"x_test": d.x_test[:, :16]}, r".* test samples \(16, 32, 3\)"),
+        (lambda d: {"y_train": d.y_train[1:]}, r"y_train must be int64 \[90\], got .*\(89,\)"),
+        (lambda d: {"y_train": d.y_train.int()}, r"y_train must be int64 \[90\], got torch.int32"),
+        (lambda d: {"y_test": d.y_test + 1}, r"y_test must be in 0..9, got 1..10"),
+        (lambda d: {"domain_train": None}, r"domain_train must be int64 \[90\], got None"),
+        (lambda d: {"domain_test": d.domain_test - 1}, r"domain_test must be in 0..5, got -1..4"),
+        (lambda d: {"std": (0.2, 0.0, 0.2)}, "std be positive"),
+        (lambda d: {"mean": (0.5,)}, "mean and std must have 3 numbers"),
+    ],
+)
+def test_dataset_checks_its_fields(small, change, message):
+    with pytest.raises(DataError, match=message):
+        dataclasses.replace(small, **change(small))
+
+
+# ---- cache ----------------------------------------------------------------------------------
+
+
+def load_again(folder):
+    return load_dataset("shapes", data_dir=folder, train_size=90, test_size=60)
+
+
+def test_second_load_reads_the_cache(small, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shapes, "render", None)  # rendering again would fail
+    again = load_again(tmp_path)
+    assert again.sha256 == small.sha256
+    assert torch.equal(again.x_test, small.x_test)
+    assert capsys.readouterr().err == ""
+
+
+def test_cache_key_has_version_and_sizes(small, tmp_path, monkeypatch):
+    load_dataset("shapes", data_dir=tmp_path, train_size=91, test_size=60)
+    monkeypatch.setattr(shapes, "RENDERER_VERSION", 999)
+    load_again(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def _flip(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_flip, lambda c: c[: len(c) // 2], lambda c: c[:5], lambda c: b"", lambda c: b"junk" * 100],
+    ids=["one bit", "half", "five bytes", "empty", "junk"],
+)
+def test_damaged_cache_is_noticed_and_made_anew(small, tmp_path, capsys, damage):
+    path = only_file(tmp_path)
+    good = path.read_bytes()
+    path.unlink()
+    path.write_bytes(damage(good))
+    again = load_again(tmp_path)
+    assert again.sha256 == small.sha256
+    warnings = [w for w in capsys.readouterr().err.splitlines() if w.startswith("warning")]
+    assert len(warnings) == 1
+    assert path.name in warnings[0]
+    assert "making it anew" in warnings[0]
+    assert only_file(tmp_path).read_bytes() == good
+
+
+def test_data_that_cannot_be_cached_is_still_returned(tmp_path, capsys):
+    (tmp_path / "file").write_text("")  # works for root too, unlike a read-only folder
+    data = load_again(tmp_path / "file" / "below")
+    assert len(data.x_train) == 90
+    warnings = [w for w in capsys.readouterr().err.splitlines() if w.startswith("warning")]
+    assert len(warnings) == 1
+    assert "cannot cache" in warnings[0]
+    assert "--data-dir" in warnings[0]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a POSIX resource limit")
+def test_full_disk_leaves_no_rubbish(tmp_path):
+    """A file-size limit stands for a full disk: the data comes back, no half file stays."""
+    code = (
+        "import resource, signal, sys\n"
+        "from c2v_sim.data.load import load_dataset\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "data = load_dataset('shapes', data_dir=sys.argv[1], train_size=90, test_size=60)\n"
+        "print(len(data.x_train))\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(tmp_path)], capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "90", run.stderr
+    assert "cannot cache" in run.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_default_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("C2V_DATA", str(tmp_path))
+    assert datasets.default_data_dir() == tmp_path
+    monkeypatch.setenv("C2V_DATA", "")
+    assert datasets.default_data_dir().name == "c2v_sim"

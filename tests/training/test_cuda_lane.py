@@ -1,0 +1,325 @@
+"""The GPU's lane on a stand-in for torch.cuda: order of its work, and the bits of the CPU's."""
+
+import functools
+import threading
+
+import numpy as np
+import pytest
+import torch
+from cuda_stand_in import CudaStandIn
+from federations import image_federation
+from planted import planted
+from torch import nn
+
+from c2v_sim import RunConfig, Simulator
+from c2v_sim.algorithms import ALGORITHMS, Algorithm
+from c2v_sim.data.resident import ResidentData
+from c2v_sim.index import training as index_training
+from c2v_sim.index.client_index import ClientIndex, federation_facts
+from c2v_sim.index.config import IndexConfig
+from c2v_sim.index.dsa_ign import WIDTH
+from c2v_sim.index.training import Pairs
+from c2v_sim.models.cct import CCT, Attention
+from c2v_sim.training.arena import Arena, layout_of
+from c2v_sim.training.cohort import LocalTraining, TrainingError, train_cohort
+from c2v_sim.training.cuda_lane import CudaLane
+from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.memory import lane_bytes
+from c2v_sim.training.optimisers import Adam, Sgd
+
+CPU = torch.device("cpu")
+FEDERATION = image_federation(clients=6, smallest=3)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    cuda = CudaStandIn()
+
+    def pin_memory(tensor):
+        cuda.log.append(("upload", cuda.current_stream(None).name))
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    return cuda
+
+
+def stand_in_lanes(cuda, model, count):
+    make = functools.partial(CudaLane, cuda=cuda)
+    return Lanes(model, layout_of(model), count, CPU, make_lane=make)
+
+
+class LoggedData(ResidentData):
+    """Writes down each batch that Python, not a graph, asks for."""
+
+    def __init__(self, cuda, samples):
+        g = torch.Generator().manual_seed(0)
+        x, y = torch.randn(samples, 6, generator=g), torch.arange(samples) % 3
+        super().__init__(x, y, (), (), CPU)
+        self.cuda = cuda
+
+    def batch(self, ids, generator=None):
+        self.cuda.log.append(("batch", self.cuda.current_stream(None).name, len(ids)))
+        return super().batch(ids, generator)
+
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.dropout = nn.Linear(6, 5), nn.Dropout(0.5)
+        self.classifier = nn.Linear(5, 3)
+
+    def features(self, x):
+        return self.dropout(torch.tanh(self.hidden(x)))
+
+
+def tiny():
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return Tiny()
+
+
+HOW = LocalTraining(epochs=2, batch_size=4, optimiser=Sgd(0.1, momentum=0.9), seed=1)
+
+
+def train(lanes, data, sizes, algorithm=None, how=HOW, rounds=1):
+    """Global rows after each round of averaging the cohort [rounds, size]."""
+    layout = layout_of(tiny())
+    server, cohort = Arena(layout, 1), Arena(layout, len(sizes))
+    server.read(tiny(), 0)
+    samples = tuple(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
+    algorithm, rows = algorithm or Algorithm(), []
+    for t in range(rounds):
+        train_cohort(lanes, server, cohort, data, samples, np.arange(len(sizes)), how, algorithm, t)
+        server.data[0] = cohort.data.mean(0)
+        rows.append(server.data[0].clone())
+    lanes.close()
+    return torch.stack(rows)
+
+
+def test_a_step_runs_then_is_recorded_then_replayed(cuda):
+    train(stand_in_lanes(cuda, tiny(), 1), LoggedData(cuda, 10), [10])
+    run = lambda size: ("batch", "lane 0", size)  # noqa: E731
+    upload, record, replay = ((name, "lane 0") for name in ("upload", "record", "replay"))
+    assert cuda.log == [
+        ("wait", "lane 0", "main"),  # the global row is ready
+        upload,  # epoch 1: batches of 4, 4 and 2
+        run(4),
+        record,
+        run(4),  # by which it is recorded
+        replay,
+        run(2),
+        upload,  # epoch 2
+        replay,
+        replay,
+        record,
+        run(2),
+        replay,
+        ("wait", "main", "lane 0"),  # before aggregation
+    ]
+
+
+class Together(Algorithm):
+    """Clients begin three at a time, so that every one of three lanes has work."""
+
+    def __init__(self):
+        self.barrier = threading.Barrier(3, timeout=60)
+
+    def begin(self, client):
+        self.barrier.wait()
+
+
+def test_graphs_serve_later_clients_and_rounds_and_are_the_lanes_own(cuda):
+    data, lanes = LoggedData(cuda, 60), stand_in_lanes(cuda, tiny(), 3)
+    train(lanes, data, [8, 12, 8, 16, 8, 8], Together(), rounds=4)
+    names = [f"lane {i}" for i in range(3)]
+    # All batches have the same length: one that runs and one that is recorded on each lane.
+    assert sorted(g.recorded_on.name for g in cuda.graphs) == names
+    assert len({g.pool for g in cuda.graphs}) == 3
+    assert sum(event[0] == "batch" for event in cuda.log) == 3 * 2
+    assert sum(g.replays for g in cuda.graphs) == 4 * 2 * 60 // 4 - 3
+    a_round = [(name, "main") for name in names] + [("main", name) for name in names]
+    assert [event[1:] for event in cuda.log if event[0] == "wait"] == 4 * a_round
+
+
+def test_a_batch_length_that_does_not_come_again_is_not_recorded(cuda):
+    how = LocalTraining(epochs=1, batch_size=4, optimiser=Sgd(0.1), seed=1)
+    train(stand_in_lanes(cuda, tiny(), 1), LoggedData(cuda, 13), [2, 3, 8], how=how)
+    assert len(cuda.graphs) == 1
+
+
+@pytest.mark.parametrize("optimiser", [Sgd(0.1, 0.9, 0.01), Adam(0.01)])
+def test_replayed_training_has_the_bits_of_the_cpus(cuda, optimiser):
+    how = LocalTraining(epochs=3, batch_size=4, optimiser=optimiser, seed=1)
+    sizes, data = [9, 3, 14, 6], LoggedData(cuda, 32)
+    model = tiny()
+    plain = train(Lanes(model, layout_of(model), 1, CPU), data, sizes, how=how, rounds=3)
+    for lanes in (1, 2):
+        replayed = train(stand_in_lanes(cuda, model, lanes), data, sizes, how=how, rounds=3)
+        assert torch.equal(plain, replayed)
+    assert sum(g.replays for g in cuda.graphs) > 30
+
+
+SETTINGS = {
+    "rounds": 3,
+    "participation": 0.5,  # so few that they are not stacked
+    "local_epochs": 2,
+    "batch_size": 8,
+    "lr": 0.02,
+    "momentum": 0.9,
+    "weight_decay": 1e-3,
+    "model": "mlp",
+    "seed": 3,
+}
+
+
+def run_both(cuda, changes, make_algorithm=lambda: None, index=None):
+    """The finished simulators: on the CPU's lanes, and on the stand-in's."""
+    config = RunConfig(**(SETTINGS | changes))
+    plain, replayed = simulators = [
+        Simulator(FEDERATION, config, algorithm=make_algorithm(), index=index) for _ in range(2)
+    ]
+    replayed.lanes.close()
+    replayed.lanes = stand_in_lanes(cuda, replayed.model, 2)
+    for simulator in simulators:
+        simulator.run()
+        simulator.close()
+    return plain, replayed
+
+
+def same_bits(plain, replayed):
+    one, two = plain.state(), replayed.state()
+    assert one.keys() == two.keys()
+    return all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_has_the_bits_of_the_cpus(cuda, algorithm):
+    # Evaluation after every round binds the lanes' modules to the global row and back.
+    assert same_bits(*run_both(cuda, {"algorithm": algorithm}))
+    assert sum(g.replays for g in cuda.graphs) > 40
+
+
+@pytest.mark.parametrize("model", ["cnn", "resnet8"])
+def test_convolutions_batch_norm_and_augmentation_have_the_bits_of_the_cpus(cuda, model):
+    assert same_bits(*run_both(cuda, {"model": model, "augment": "crop-flip", "rounds": 2}))
+    assert sum(g.replays for g in cuda.graphs) > 20
+
+
+class TwoKinds(Algorithm):
+    """Client 1's loss is another one, as MOON's is for clients that have a previous model."""
+
+    def __init__(self):
+        self.asked = []
+
+    def begin(self, client):
+        client.variant = client.id == 1
+
+    def loss(self, client, x, y, z, logits):
+        self.asked.append(client.variant)
+        loss = super().loss(client, x, y, z, logits)
+        return loss + z.square().mean() if client.variant else loss
+
+
+def test_steps_that_differ_in_kind_have_graphs_of_their_own(cuda):
+    algorithm, model, data = TwoKinds(), tiny(), LoggedData(cuda, 24)
+    replayed = train(stand_in_lanes(cuda, model, 1), data, [8, 8, 8], algorithm)
+    assert algorithm.asked == [False, False, True, True]  # each ran once and was recorded once
+    assert [g.replays for g in cuda.graphs] == [7, 3]
+    lanes = Lanes(model, layout_of(model), 1, CPU)
+    assert torch.equal(replayed, train(lanes, data, [8, 8, 8], TwoKinds()))
+
+
+class UsesTheId(Algorithm):
+    """Wrong on a GPU: the id is a number of Python's."""
+
+    def loss(self, client, x, y, z, logits):
+        return super().loss(client, x, y, z, logits) * (1 + client.id)
+
+
+def test_the_stand_in_finds_what_a_graph_would_get_wrong(cuda):
+    assert not same_bits(*run_both(cuda, {}, UsesTheId))
+
+
+class AsksTheDevice(Algorithm):
+    def loss(self, client, x, y, z, logits):
+        loss = super().loss(client, x, y, z, logits)
+        return loss * 2 if loss.item() > 1 else loss
+
+
+def test_a_step_that_asks_the_device_is_refused_with_the_remedy(cuda):
+    with pytest.raises(TrainingError, match=r"cannot be recorded.*capturable = False"):
+        run_both(cuda, {}, AsksTheDevice)
+
+
+def test_a_step_that_is_not_capturable_runs_as_it_is(cuda):
+    def algorithm():
+        made = AsksTheDevice()
+        made.capturable = False
+        return made
+
+    assert same_bits(*run_both(cuda, {}, algorithm))
+    assert not cuda.graphs
+
+
+def test_a_module_that_is_not_capturable_runs_as_it_is(cuda, monkeypatch):
+    monkeypatch.setattr(Tiny, "capturable", False, raising=False)
+    train(stand_in_lanes(cuda, tiny(), 1), LoggedData(cuda, 16), [16])
+    assert not cuda.graphs
+    assert not any(m.capturable for m in CCT(4, (16, 16, 3)).modules() if type(m) is Attention)
+
+
+def test_an_index_that_moves_is_not_recorded(cuda):
+    config = {"improve": ("local",), "index": "local-model-weights"}
+    assert same_bits(*run_both(cuda, config))
+    assert not cuda.graphs
+
+
+def test_an_index_that_stays_is_recorded(cuda):
+    feature = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0))
+    sizes = torch.from_numpy(FEDERATION.partition.sizes)
+    counts, facts = FEDERATION.label_counts, {"federation": federation_facts(FEDERATION)}
+    index = ClientIndex(feature, torch.zeros(6, 0), sizes, counts, None, facts)
+    config = {"improve": ("local",)}
+    assert same_bits(*run_both(cuda, config, index=index))
+    assert sum(g.replays for g in cuda.graphs) > 40
+
+
+def test_another_index_or_algorithm_is_recorded_anew(cuda):
+    lanes = stand_in_lanes(cuda, tiny(), 1)
+    data, layout = LoggedData(cuda, 8), layout_of(tiny())
+    server, cohort = Arena(layout, 1), Arena(layout, 1)
+    for algorithm in [Algorithm()] * 2 + [Algorithm()]:
+        train_cohort(lanes, server, cohort, data, (np.arange(8),), np.arange(1), HOW, algorithm, 1)
+    lanes.close()
+    assert [g.replays for g in cuda.graphs] == [3 + 4, 3]
+    assert len({g.pool for g in cuda.graphs}) == 2
+
+
+def test_the_index_network_has_the_bits_of_the_cpus(cuda, monkeypatch):
+    federation, images, labels = planted(clients_per_domain=1, samples=17, classes=5)
+    pairs = Pairs(images, labels, federation.dataset.y_train, CPU)
+    config = IndexConfig(
+        strategy="federated",
+        epochs=2,
+        local_epochs=2,
+        participation=0.5,
+        hidden=32,
+        batch_size=8,
+        lanes=1,  # all add to one tensor of losses, which the stand-in cannot tell apart
+    )
+    runs = []
+    for make_lane in (None, functools.partial(CudaLane, cuda=cuda)):
+        monkeypatch.setattr(index_training, "Lanes", functools.partial(Lanes, make_lane=make_lane))
+        runs.append(index_training.train_network(pairs, federation.partition, config))
+    (plain, curve), (replayed, replayed_curve) = runs
+    assert curve == replayed_curve
+    assert all(map(torch.equal, plain.parameters(), replayed.parameters()))
+    assert sum(g.replays for g in cuda.graphs) > 5
+
+
+def test_memory_of_a_lane_follows_the_batch_and_the_model():
+    model = nn.Sequential(nn.Linear(10, 20, bias=False), nn.Tanh())  # keeps its input and output
+    x = torch.randn(2, 10)
+    rows = 4 * 4 * 200
+    assert lane_bytes(model, lambda: model(x), 2, 2) == rows + 2 * 2 * 4 * (10 + 20)
+    assert lane_bytes(model, lambda: model(x), 2, 64) == rows + 2 * 64 * 4 * (10 + 20)

@@ -1,0 +1,180 @@
+"""Stacked training against the lanes and against the slow, obvious FedAvg."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import slow_fedavg
+import torch
+from federations import image_federation
+from torch import nn
+
+from c2v_sim import Federation, RunConfig, Simulator
+from c2v_sim.algorithms import Algorithm
+from c2v_sim.models import MLP, build_model
+from c2v_sim.system.machine import intra_op_threads
+from c2v_sim.training.cohort import Interrupted, TrainingError, train_cohort
+from c2v_sim.training.optimisers import Adam
+from c2v_sim.training.stacked import make_batches, stackable, train_stacked
+
+SETTINGS = RunConfig(
+    model="mlp",
+    participation=1.0,
+    local_epochs=2,
+    batch_size=8,
+    lr=0.02,
+    momentum=0.9,
+    weight_decay=0.05,
+    seed=3,
+)
+
+
+def feature_federation(sizes, width=12, classes=3):
+    g = np.random.default_rng(len(sizes))
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    x, y = g.standard_normal((len(owner), width)), g.integers(0, classes, len(owner))
+    test = {"x_test": x[:5], "y_test": y[:5], "client_ids_test": owner[:5] * 0}
+    return Federation.from_arrays(x, y, owner, **test, class_names=["a", "b", "c"][:classes])
+
+
+def arguments(s, clients):
+    samples = s.federation.partition.train
+    return s.lanes, s.server, s.cohort, s.train_data, samples, clients, s.how
+
+
+def both_ways(federation, model, lanes=2, **changes):
+    """(losses, rows) of the lanes, then of stacking, from the same start."""
+    settings = dataclasses.replace(SETTINGS, lanes=lanes, **changes)
+    s = Simulator(federation, settings, model=model)
+    clients, out = np.arange(s.cohort_size), []
+    for train in (train_cohort, train_stacked):
+        s.cohort.data.fill_(torch.nan)
+        losses = train(*arguments(s, clients), s.algorithm, 4)
+        out.append((losses, s.cohort.data.clone()))
+    s.close()
+    return out
+
+
+SIZES = [1, 2, 3, 8, 9, 16, 17, 25, 40]  # one sample, single-sample remainders, whole batches
+
+
+@pytest.mark.parametrize("hidden", [0, 7, 64])
+@pytest.mark.parametrize("changes", [{}, {"momentum": 0.0}, {"weight_decay": 0.0, "batch_size": 1}])
+def test_agrees_with_the_lanes(hidden, changes):
+    torch.manual_seed(1)
+    model = MLP(3, (12,), hidden)
+    lanes, stacked = both_ways(feature_federation(SIZES), model, **changes)
+    torch.testing.assert_close(stacked[0], lanes[0], rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(stacked[1], lanes[1], rtol=1e-5, atol=2e-6)
+    moved = (lanes[1] - lanes[1][0]).abs().amax(dim=1)
+    assert (moved[1:] > 1e-3).all(), "clients must differ for the comparison to mean anything"
+
+
+def test_agrees_with_the_lanes_on_images():
+    federation = image_federation(clients=5, smallest=4)
+    model = build_model("linear", classes=4, input_shape=(16, 16, 3), seed=0)
+    lanes, stacked = both_ways(federation, model, lr=0.001)
+    torch.testing.assert_close(stacked[1], lanes[1], rtol=1e-5, atol=2e-6)
+
+
+def test_agrees_with_plain_torch():
+    federation = feature_federation(SIZES)
+    torch.manual_seed(1)
+    model = MLP(3, (12,), 7)
+    _, (_, rows) = both_ways(federation, model)
+    with intra_op_threads(1):
+        for client, ids in enumerate(federation.partition.train):
+            trained = slow_fedavg.train_client(model, federation.dataset, ids, SETTINGS, 4, client)
+            wanted = torch.cat([p.detach().flatten() for p in trained.parameters()])
+            torch.testing.assert_close(rows[client], wanted, rtol=1e-5, atol=2e-6)
+
+
+def test_same_bits_for_any_number_of_lanes_and_threads():
+    federation = feature_federation([3 + i % 11 for i in range(70)], width=40)
+    torch.manual_seed(1)
+    model = MLP(3, (40,), 33)
+    runs = []
+    for lanes, threads in ((1, 1), (2, 1), (4, 2), (1, 2)):
+        with intra_op_threads(threads):
+            runs.append(both_ways(federation, model, lanes=lanes)[1])
+    for losses, rows in runs[1:]:
+        assert torch.equal(losses, runs[0][0])
+        assert torch.equal(rows, runs[0][1])
+
+
+def test_batches_are_those_of_the_lanes():
+    how = Simulator(feature_federation([5]), SETTINGS).how
+    ids = [np.arange(100, 117), np.arange(3)]
+    batches = make_batches(ids, [9, 2], how, round=6)
+    assert batches.counts.tolist() == [[8, 3], [8, 3], [8, 0], [8, 0]]  # 17 % 8 = 1 is dropped
+    order = np.random.default_rng([SETTINGS.seed, 3, 6, 9])
+    first, second = order.permutation(17)[:16], order.permutation(17)[:16]
+    assert (batches.ids[:, 0].flatten().numpy() == 100 + np.concatenate([first, second])).all()
+    assert set(batches.ids[0, 1, 3:].tolist()) <= set(range(3))
+
+
+def test_every_client_is_reported_and_a_stop_is_obeyed():
+    s = Simulator(feature_federation([6] * 40), SETTINGS)
+    done = []
+    train_stacked(*arguments(s, np.arange(40)), s.algorithm, 1, done.append)
+    assert sorted(done) == list(range(40))
+    s.stop.set()
+    with pytest.raises(Interrupted):
+        train_stacked(*arguments(s, np.arange(40)), s.algorithm, 1)
+    s.close()
+
+
+def test_a_diverging_client_is_named():
+    federation = feature_federation([6] * 5)
+    federation.dataset.x_train[federation.partition.train[3]] = 1e30
+    s = Simulator(federation, SETTINGS)
+    with pytest.raises(TrainingError, match=r"round 2, client 3, algorithm fedavg.*not finite"):
+        train_stacked(*arguments(s, np.arange(5)), s.algorithm, 2)
+    s.close()
+
+
+class OtherLoss(Algorithm):
+    def loss(self, client, x, y, z, logits):
+        return logits.sum()
+
+
+class OtherUpdate(Algorithm):
+    def update(self, server, cohort, weights):
+        pass
+
+
+def test_what_is_stackable():
+    s = Simulator(feature_federation([5, 6, 7, 8]), SETTINGS)
+    how, fedavg, model = s.how, Algorithm(), MLP(3, (12,), 20)
+    s.close()
+    assert stackable(model, how, fedavg, 4)
+    assert stackable(model, how, OtherUpdate(), 4)  # not a matter of local training
+    assert stackable(MLP(3, (784,), 0), how, fedavg, 100)
+    assert not stackable(model, how, fedavg, 1)
+    assert not stackable(model, how, OtherLoss(), 4)
+    assert not stackable(MLP(10, (3072,), 200), how, fedavg, 10)  # too large to gain
+    cnn = build_model("cnn", classes=3, input_shape=(16, 16, 3), seed=0)
+    assert not stackable(cnn, how, fedavg, 4)
+    assert not stackable(model, dataclasses.replace(how, augment=True), fedavg, 4)
+    assert not stackable(model, dataclasses.replace(how, optimiser=Adam()), fedavg, 4)
+    model.projection = nn.Linear(20, 5)  # trained by a loss of its own
+    assert not stackable(model, how, fedavg, 4)
+
+
+@pytest.mark.parametrize("model", ["linear", "mlp"])
+def test_a_run_that_stacks_equals_plain_torch_whatever_the_lanes(model):
+    federation = feature_federation(SIZES)
+    settings = dataclasses.replace(SETTINGS, model=model, rounds=2, participation=0.6)
+    ends = []
+    for lanes in (1, 2):
+        simulator = Simulator(federation, dataclasses.replace(settings, lanes=lanes))
+        assert stackable(simulator.model, simulator.how, simulator.algorithm, 5)
+        simulator.run()
+        simulator.close()
+        ends.append(simulator.global_model())
+    start = build_model(model, classes=3, input_shape=(12,), seed=settings.seed)
+    with intra_op_threads(1):
+        wanted = slow_fedavg.run(start, federation, settings).state_dict()
+    for name in wanted:
+        assert torch.equal(ends[0][name], ends[1][name])
+        torch.testing.assert_close(ends[0][name], wanted[name], rtol=1e-5, atol=5e-6, msg=name)
