@@ -23,7 +23,6 @@ from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.checkpoint import CheckpointError
 from c2v_sim.run.failures import fail
-from c2v_sim.run.first_cohort import FirstCohort
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import Progress, percent
@@ -121,7 +120,7 @@ def check_same_data(folder: Path, federation: Federation) -> None:
         )
 
 
-def train(simulator: Simulator, journal: Journal, first: FirstCohort | None) -> None:
+def train(simulator: Simulator, journal: Journal) -> None:
     """All remaining rounds, each recorded as it ends; a checkpoint at the end or when stopped.
 
     After a failure no checkpoint is made: the last one is good, the state now may not be.
@@ -129,8 +128,6 @@ def train(simulator: Simulator, journal: Journal, first: FirstCohort | None) -> 
     bar = Progress(simulator.config.rounds, simulator.cohort_size, done=simulator.round)
     try:
         for record in simulator.rounds(bar.client):
-            if first is not None and record.round == 1:
-                record = first.finish(record, journal.out)
             journal.round(record)
             bar.round(record)
         journal.checkpoint()
@@ -211,7 +208,6 @@ def execute(
     journal: Journal,
     label: str,
     interrupt: Interrupt,
-    first: FirstCohort | None,
 ) -> int:
     """Train in a run directory that exists; the exit code."""
     again = resume_command(journal.out)
@@ -219,7 +215,7 @@ def execute(
         bring_index(simulator, journal.out, embeddings)
         journal.resume()
         show_start(simulator, journal.out, label)
-        train(simulator, journal, first)
+        train(simulator, journal)
         return finish(journal, label)
     except CheckpointError as error:
         return fail(2, str(error))
@@ -248,8 +244,6 @@ def main(argv: list[str] | None = None) -> int:
             if arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
                 held.enter_context(in_use(arguments.resume))
             simulator, embeddings, out, label = prepare(arguments)
-            folder = arguments.first_cohort
-            first = FirstCohort(folder, simulator) if folder else None
             interrupt.stop = simulator.stop
         except (ValueError, OSError) as error:
             return fail(2, str(error))
@@ -261,7 +255,7 @@ def main(argv: list[str] | None = None) -> int:
                 run_directory.create_run_directory(out, simulator, label, command)
                 held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
-            return execute(simulator, embeddings, journal, label, interrupt, first)
+            return execute(simulator, embeddings, journal, label, interrupt)
         except InUse as error:
             return fail(2, str(error))
         except OSError as error:

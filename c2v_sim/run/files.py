@@ -93,7 +93,6 @@ def manifest(simulator: Simulator, label: str, command: str) -> dict[str, Any]:
         "encoder": None,  # and the index: filled in by add_index
         "index": None,
         "improve": list(config.improve),
-        "first_cohort": None,  # its hash where another run trained it (run/first_cohort.py)
         "client_state": simulator.row_plan.sentence,
         "seed": config.seed,
         "evaluation": PROTOCOL,
@@ -117,13 +116,6 @@ def add_index(path: Path, index: ClientIndex) -> None:
     facts |= {"encoder": index.provenance["encoder"], "index": about}
     write_text(path / MANIFEST, to_json(facts))
     index.save(path / INDEX)
-
-
-def note_first_cohort(path: Path, hash: str) -> None:
-    """Say in the manifest that the first cohort was trained by another run, or (empty) here."""
-    facts = json.loads((path / MANIFEST).read_text())
-    if facts.get("first_cohort") != (hash or None):
-        write_text(path / MANIFEST, to_json(facts | {"first_cohort": hash or None}))
 
 
 def data_facts(federation: Federation) -> dict[str, Any]:

@@ -39,12 +39,6 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"write event files for TensorBoard into <run directory>/{FOLDER}",
     )
-    out.add_argument(
-        "--first-cohort",
-        type=Path,
-        metavar="DIR",
-        help="share round 1 with runs that begin alike: read it there, or leave it there",
-    )
     settings = out.add_argument_group("settings (defaults: see --print-config)")
     for f in FIELDS.values():
         flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"]

@@ -101,7 +101,6 @@ class Simulator:
             augment=config.augment == "crop-flip",
         )
         stacked = stackable(self.model, self.how, self.algorithm, self.cohort_size)
-        # Of stage 2 below; a run that shares its first cohort puts itself between.
         self.train: Callable[..., Tensor] = train_stacked if stacked else train_cohort
         self.round = 0  # rounds finished
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation

@@ -37,7 +37,6 @@ from c2v_sim.index.encoders.embed import WIDTH, embed_dataset, is_cached
 from c2v_sim.index.training import Pairs, train_network
 from c2v_sim.run.__main__ import build_federation
 from c2v_sim.run.files import ROUNDS
-from c2v_sim.run.first_cohort import likely_group
 from c2v_sim.simulator.evaluation import BATCH
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.sweep.file import Cell, cell_folder
@@ -84,37 +83,32 @@ def estimate(out: Path, cells: list[Cell], users: dict[str, list[Cell]], at_once
     """`users`: the cells of each index that is to be built (sweep_runner.index_users)."""
     paces: dict[tuple, Pace] = {}
     steps: dict[tuple, float] = {}
-    times, indices, begun, start = {}, {}, set(), start_seconds()
+    times, indices, start = {}, {}, start_seconds()
     first_user = {using[0].name: key for key, using in users.items()}
     for cell in cells:
         federation, config = build_federation(cell.config)
         kind = ("local" in config.improve, *(getattr(config, name) for name in KIND))
         if kind not in paces:
             paces[kind] = probe(federation, config, at_once)
-        group = likely_group(cell.config)
         file = cell_folder(out, cell) / ROUNDS
         done = file.read_bytes().count(b"\n") if file.exists() else 0
-        work = cell_seconds(federation, config, paces[kind], done, group in begun)
-        times[cell.name] = start + work
-        begun.add(group)
+        times[cell.name] = start + cell_seconds(federation, config, paces[kind], done)
         if cell.name in first_user:
             key = first_user[cell.name]
             indices[key] = start + index_seconds(federation, config, steps)
     return Estimate(times, indices)
 
 
-def cell_seconds(
-    federation: Federation, config: RunConfig, pace: Pace, done: int, shared: bool
-) -> float:
-    """Seconds of the rounds after `done`; `shared`: the first cohort is trained by another."""
+def cell_seconds(federation: Federation, config: RunConfig, pace: Pace, done: int) -> float:
+    """Seconds of the rounds after `done`."""
     partition = federation.partition
     cohort = cohort_size(config.participation, partition.clients)
     trained = cohort * partition.sizes.mean() * config.local_epochs * pace.sample
     rounds = config.rounds - done
     tests = config.rounds // config.eval_every - done // config.eval_every
     tests += config.rounds % config.eval_every > 0
-    work = rounds * (trained + pace.aggregation) - (trained if shared and not done else 0.0)
-    return work + tests * len(federation.dataset.y_test) * pace.test_sample
+    tested = tests * len(federation.dataset.y_test) * pace.test_sample
+    return rounds * (trained + pace.aggregation) + tested
 
 
 def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:

@@ -111,21 +111,18 @@ def run_jobs(
     *,
     ended: Callable[[Job, int], None],
     look: Callable[[list[Job]], None] = lambda running: None,
-    ready: Callable[[Job, list[Job]], bool] = lambda job, running: True,
 ) -> None:
     """Run all `jobs`, at most `at_once` at the same time, until they are done or interrupted.
 
     ended: called with each job and its exit code. look: called now and then with those running.
-    ready: a job that had better wait for a running one lets later ones pass.
     """
     assert interrupt.stop is not None
     waiting, running, told = list(jobs), list[Job](), False
     while running or (waiting and not interrupt.stop.is_set()):
         while waiting and len(running) < at_once and not interrupt.stop.is_set():
-            fitting = [job for job in waiting if fits(job, running)]
-            if not fitting:
+            first = next((job for job in waiting if fits(job, running)), None)
+            if first is None:
                 break
-            first = next((job for job in fitting if ready(job, running)), fitting[0])
             waiting.remove(first)
             first.start()
             running.append(first)

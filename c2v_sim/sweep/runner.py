@@ -5,7 +5,6 @@ import hashlib
 import json
 import shlex
 import shutil
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +13,10 @@ from c2v_sim.index.__main__ import DATA
 from c2v_sim.index.config import index_settings
 from c2v_sim.run.failures import failure_file, reason
 from c2v_sim.run.files import CONFIG, INDEX, RESULT, to_json, write_text
-from c2v_sim.run.first_cohort import likely_group
 from c2v_sim.run.progress import percent
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, shares_of
-from c2v_sim.sweep.progress import SweepProgress, duration, rounds_done
+from c2v_sim.sweep.progress import SweepProgress, duration
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
 
@@ -98,22 +96,14 @@ class Runner:
         return self.interrupt.stop is not None and self.interrupt.stop.is_set()
 
     def _run_cells(self, cells: list[Cell]) -> None:
-        groups = {cell.name: likely_group(cell.config) for cell in self.cells}
-        counts = Counter(groups.values())
-
-        def ready(job: Job, running: list[Job]) -> bool:
-            """Not while another one trains the first cohort that this one could take over."""
-            alike = [other for other in running if groups[other.name] == groups[job.name]]
-            return not any(rounds_done(self.out, other.about) == 0 for other in alike)
-
         jobs = [
-            self._job(cell, counts[groups[cell.name]] > 1, places)
+            self._job(cell, places)
             for cell, places in zip(cells, places_of(cells, self.at_once), strict=True)
         ]
         look = self.progress.look
-        run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, look=look, ready=ready)
+        run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, look=look)
 
-    def _job(self, cell: Cell, shares: bool, places: int) -> Job:
+    def _job(self, cell: Cell, places: int) -> Job:
         folder = cell_folder(self.out, cell)
         command = [*PYTHON, "c2v_sim.run"]
         if (folder / CONFIG).exists():
@@ -123,8 +113,6 @@ class Runner:
             command += ["--label", f"sweep {self.out.resolve().name}, cell {cell.name}"]
         lanes = cell.config.lanes or (places if on_cpu(cell.config) else 0)
         command += ["--lanes", str(lanes)]
-        if shares:
-            command += ["--first-cohort", str(self.out / SHARED)]
         log = beside(self.out, cell, "log")
         needs = self.needs.get(cell.name, 0) * places
         return Job(cell.name, command, log, about=cell, needs=needs)

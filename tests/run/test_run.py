@@ -273,7 +273,7 @@ def test_a_second_ctrl_c_quits_at_once(finished, tmp_path):
 
 
 def test_sigterm_while_the_data_is_read_is_143_and_writes_nothing(tmp_path):
-    script = "import os, signal, sys; from c2v_sim import run\n"
+    script = "import os, signal, sys; from c2v_sim.run import __main__ as run\n"
     script += "run.prepare = lambda _: os.kill(os.getpid(), signal.SIGTERM)\n"
     script += "sys.exit(run.main(sys.argv[1:]))"
     command = [sys.executable, "-P", "-c", script, *TINY, "--out", str(tmp_path / "early")]

@@ -103,21 +103,16 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(grid):
     assert manifest(out / "cells" / GOOD[0])["lanes"] == 1
 
 
-def test_the_index_and_the_first_cohort_are_made_once(grid):
+def test_the_index_is_made_once(grid):
     out, _, _ = grid
     assert len(list((out / "shared").glob("index-*.done"))) == 1
-    cohorts = {name: manifest(out / "cells" / name)["first_cohort"] for name in GOOD}
-    taken = {name: hash for name, hash in cohorts.items() if hash}
-    assert len(list((out / "shared").glob("*.safetensors"))) == 2  # of fedavg, of feddyn
-    assert {name.split("-")[0] for name in taken} == {"fedavg", "feddyn"}
-    assert all((out / "shared" / f"{hash}.safetensors").exists() for hash in taken.values())
 
 
 def test_side_by_side_ends_in_the_bits_of_one_after_another(grid, tmp_path):
     out, _, _ = grid
     for name in GOOD:
         flags = ["--config", str(out / "cells" / f"{name}.toml"), "--out", str(tmp_path / name)]
-        assert run.main(flags) == 0  # by itself, with all lanes and a first cohort of its own
+        assert run.main(flags) == 0  # by itself, with all lanes
         assert outcome(tmp_path / name) == outcome(out / "cells" / name)
 
 

@@ -100,19 +100,6 @@ def test_a_log_is_appended_and_its_tail_is_short(tmp_path):
     assert (tmp_path / "a.log").read_text().startswith("before")
 
 
-def test_one_that_had_better_wait_lets_others_pass_but_no_core_idles(tmp_path):
-    def ready(job, running):
-        return not any(other.name[0] == job.name[0] for other in running)
-
-    partners = {"a1": "b1", "a2": "a2", "b1": "a1"}  # a1 would wait for ever beside a2 alone
-    jobs = [job(tmp_path, name, meet(tmp_path, name, of)) for name, of in partners.items()]
-    run_jobs(jobs, 2, interrupt(), ended=lambda job, code: None, ready=ready)
-    assert jobs[0].started < jobs[2].started < jobs[1].started
-    alike = {"c1": "c2", "c2": "c1"}
-    jobs = [job(tmp_path, name, meet(tmp_path, name, of)) for name, of in alike.items()]
-    run_jobs(jobs, 2, interrupt(), ended=lambda job, code: None, ready=ready)
-
-
 def test_memory_decides_who_starts_beside_others(tmp_path, monkeypatch):
     available = 1000
     monkeypatch.setattr(
