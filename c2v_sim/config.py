@@ -24,6 +24,7 @@ from c2v_sim.data.partition import PARTITIONERS
 from c2v_sim.index.dsa_ign import DECODERS, LOSSES
 from c2v_sim.index.encoders.embed import ENCODERS
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
+from c2v_sim.system.errors import ConfigError
 from c2v_sim.training.sampling import SAMPLERS
 
 PRESETS = ("quick", "paper")
@@ -38,10 +39,6 @@ WEIGHT_RULES = ("caption", "appendix")
 IMPROVEMENTS = ("sampling", "aggregation", "local")
 # Settings that change where and how fast a run goes, not its result: a resume may change them.
 FREE_ON_RESUME = {"lanes", "data_dir", "require_real_data", "checkpoint_every", "state_memory"}
-
-
-class ConfigError(ValueError):
-    """A setting that is unknown, out of range or contradicts another."""
 
 
 def option(default: Any, text: str, choices: tuple[str, ...] | None = None, least: Any = None):

@@ -3,16 +3,8 @@ import tomllib
 
 import pytest
 
-from c2v_sim.config import (
-    FIELDS,
-    PRESETS,
-    ConfigError,
-    RunConfig,
-    make_config,
-    preset,
-    saved_config,
-    to_toml,
-)
+from c2v_sim.config import FIELDS, PRESETS, RunConfig, make_config, preset, saved_config, to_toml
+from c2v_sim.system.errors import ConfigError
 
 
 def test_defaults_are_the_specifications():

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2v_sim.data.sources.download import DataError
 from c2v_sim.data.text_windows import Windows
+from c2v_sim.system.errors import DataError
 
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "domain_train", "domain_test")
 

@@ -21,8 +21,8 @@ from torch import Tensor
 from c2v_sim.data.dataset import Dataset, content_hash
 from c2v_sim.data.sources import cifar10, domainnet, pacs, shakespeare, shapes
 from c2v_sim.data.sources import made_up_speech as babble
-from c2v_sim.data.sources.download import DataError, Unreachable
 from c2v_sim.data.text_windows import Windows
+from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.files import replacing
 
 __all__ = ["DATASETS", "DataError", "Dataset", "content_hash", "default_data_dir", "load_dataset"]

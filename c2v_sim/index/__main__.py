@@ -15,7 +15,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from c2v_sim.config import FIELDS, ConfigError, RunConfig, make_config
+from c2v_sim.config import FIELDS, RunConfig, make_config
 from c2v_sim.data.federation import Federation
 from c2v_sim.index import plots as index_plots
 from c2v_sim.index.cache import index_embeddings
@@ -24,13 +24,12 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.__main__ import build_federation, new_path
-from c2v_sim.run.failures import fail
 from c2v_sim.run.progress import IndexProgress
 from c2v_sim.run.settings import whole_or_auto
+from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail
 from c2v_sim.system.files import new_directory, write_atomically
 from c2v_sim.system.freed_memory import keep_freed_memory
 from c2v_sim.system.interrupt import Interrupt
-from c2v_sim.training.cohort import Interrupted, TrainingError
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
 SETTINGS, CHECKPOINT = "settings.json", "training.safetensors"

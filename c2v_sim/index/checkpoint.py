@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from c2v_sim.config import ConfigError
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, loss_weights
+from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.files import write_atomically
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0

@@ -24,17 +24,12 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.index.checkpoint import Checkpoints, Training, fingerprint, load_training
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
+from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.system.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
 from c2v_sim.training.aggregation import average, shares
 from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.cohort import (
-    Interrupted,
-    LocalTraining,
-    TrainingError,
-    batch_bounds,
-    train_cohort,
-)
+from c2v_sim.training.cohort import LocalTraining, batch_bounds, train_cohort
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.memory import lane_bytes

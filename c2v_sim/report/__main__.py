@@ -20,7 +20,7 @@ from typing import Any
 from c2v_sim.report.groups import Group, group_runs
 from c2v_sim.report.page_data import document
 from c2v_sim.report.runs import find_runs, read_runs
-from c2v_sim.run.failures import fail
+from c2v_sim.system.errors import fail
 from c2v_sim.system.files import write_atomically
 
 NAME = "report.html"

@@ -14,26 +14,32 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 
-from c2v_sim.config import ConfigError, RunConfig, to_toml
+from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.load import Dataset, load_dataset
 from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.checkpoint import CheckpointError
-from c2v_sim.run.failures import fail
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
-from c2v_sim.run.progress import Progress, percent
+from c2v_sim.run.progress import Progress
 from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.records import Result
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system.directory_lock import InUse, in_use
+from c2v_sim.system.directory_lock import in_use
+from c2v_sim.system.errors import (
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    InUse,
+    TrainingError,
+    fail,
+)
 from c2v_sim.system.freed_memory import keep_freed_memory
 from c2v_sim.system.interrupt import Interrupt
-from c2v_sim.training.cohort import Interrupted, TrainingError
+from c2v_sim.system.text import percent
 
 
 def load_data(config: RunConfig) -> Dataset:

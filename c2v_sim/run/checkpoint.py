@@ -23,15 +23,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.errors import CheckpointError
 from c2v_sim.system.files import new_directory, partial_directory
 
 KEPT = 2
 FILE_BYTES = 256 * 2**20
 MANIFEST = "manifest.json"
-
-
-class CheckpointError(ValueError):
-    """No generation can be used; the message says why for each of them."""
 
 
 class Damaged(ValueError):

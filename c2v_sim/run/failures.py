@@ -1,5 +1,4 @@
-"""How a command says what was wrong, and NAME.failed beside a run directory NAME: a sweep gave up
-on this cell, and why.
+"""NAME.failed beside a run directory NAME: a sweep gave up on this cell, and why.
 
 A sweep writes the file with the command, the exit code and the end of the log, and removes it when
 it tries the cell again. NAME holds what was done before; where the cell failed before it began, for
@@ -8,18 +7,12 @@ lack of an index for example, there is no NAME.
 
 import json
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
+from c2v_sim.system.errors import ERROR
+
 ENDING = ".failed"
-ERROR = "c2v_sim: error: "
-
-
-def fail(code: int, message: str) -> int:
-    """Say what was wrong; the exit code."""
-    print(f"{ERROR}{message}", file=sys.stderr, flush=True)
-    return code
 
 
 def failure_file(folder: Path) -> Path:

@@ -10,12 +10,9 @@ from c2v_sim.index.checkpoint import Training
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES
 from c2v_sim.simulator.records import RoundRecord
+from c2v_sim.system.text import percent
 
 SECONDS_BETWEEN_LINES = 5.0
-
-
-def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.2f} %"
 
 
 class Progress:

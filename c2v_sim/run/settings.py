@@ -12,7 +12,6 @@ from c2v_sim.config import (
     FIELDS,
     FREE_ON_RESUME,
     PRESETS,
-    ConfigError,
     RunConfig,
     make_config,
     preset,
@@ -21,6 +20,7 @@ from c2v_sim.config import (
 )
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.tensorboard import FOLDER
+from c2v_sim.system.errors import ConfigError
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,9 +14,10 @@ from typing import Any
 
 from tqdm import tqdm
 
-from c2v_sim.config import ConfigError, to_toml
+from c2v_sim.config import to_toml
 from c2v_sim.simulator.records import RoundRecord
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.errors import ConfigError
 
 FOLDER = "tensorboard"
 ACCURACIES = ("accuracy", "accuracy_weighted", "accuracy_worst10", "accuracy_global")

@@ -31,12 +31,13 @@ from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.records import Result, RoundRecord, make_record
 from c2v_sim.simulator.steering import Steering
 from c2v_sim.system.determinism import deterministic
+from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device
 from c2v_sim.training import memory
 from c2v_sim.training.aggregation import shares
 from c2v_sim.training.arena import Arena, layout_of
 from c2v_sim.training.client_rows import ClientRows
-from c2v_sim.training.cohort import Interrupted, LocalTraining, batch_bounds, train_cohort
+from c2v_sim.training.cohort import LocalTraining, batch_bounds, train_cohort
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.optimisers import Sgd
 from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort, cohort_size

@@ -25,15 +25,15 @@ from typing import Any
 
 import tomli_w
 
-from c2v_sim.config import FIELDS, FREE_ON_RESUME, ConfigError
-from c2v_sim.run.failures import fail
+from c2v_sim.config import FIELDS, FREE_ON_RESUME
 from c2v_sim.run.files import write_text
 from c2v_sim.sweep.file import Cell, Sweep, read_sweep, state
 from c2v_sim.sweep.memory import memory_needs
-from c2v_sim.sweep.progress import duration
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
-from c2v_sim.system.directory_lock import LOCK, InUse, in_use
+from c2v_sim.system.directory_lock import LOCK, in_use
+from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.system.text import duration
 
 SWEEP = "sweep.toml"
 

@@ -16,11 +16,10 @@ from c2v_sim.data.federation import Federation
 from c2v_sim.index.cache import index_embeddings
 from c2v_sim.index.config import index_settings
 from c2v_sim.run.__main__ import build_federation
-from c2v_sim.run.failures import fail
 from c2v_sim.run.index import shown_index
+from c2v_sim.system.errors import Interrupted, TrainingError, fail
 from c2v_sim.system.freed_memory import keep_freed_memory
 from c2v_sim.system.interrupt import Interrupt
-from c2v_sim.training.cohort import Interrupted, TrainingError
 
 
 def build(

@@ -16,6 +16,7 @@ from c2v_sim.config import RunConfig
 from c2v_sim.run.files import ROUNDS
 from c2v_sim.sweep.file import Cell, cell_folder
 from c2v_sim.sweep.jobs import Job
+from c2v_sim.system.text import duration
 
 # What decides how long a round takes.
 KIND = ["dataset", "train_size", "clients", "clients_per_domain", "model", "algorithm"]
@@ -27,13 +28,6 @@ SECONDS_BETWEEN_LINES = 60.0  # where there is no terminal
 def kind(config: RunConfig) -> tuple[Any, ...]:
     """The same for runs whose rounds take equally long."""
     return ("local" in config.improve, *(getattr(config, name) for name in KIND))
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 40 s, 12 min, 3.5 h."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def rounds_done(out: Path, cell: Cell) -> int:

@@ -13,12 +13,12 @@ from c2v_sim.index.__main__ import DATA
 from c2v_sim.index.config import index_settings
 from c2v_sim.run.failures import failure_file, reason
 from c2v_sim.run.files import CONFIG, INDEX, RESULT, to_json, write_text
-from c2v_sim.run.progress import percent
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, shares_of
-from c2v_sim.sweep.progress import SweepProgress, duration
+from c2v_sim.sweep.progress import SweepProgress
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
+from c2v_sim.system.text import duration, percent
 
 SHARED = "shared"
 PYTHON = [*python(), "-m"]

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from c2v_sim.system.errors import InUse
+
 LOCK = "in_use.lock"
-
-
-class InUse(ValueError):
-    """Another live process works in the directory."""
 
 
 @contextmanager

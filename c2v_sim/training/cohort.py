@@ -16,18 +16,11 @@ import torch
 from torch import Tensor
 
 from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.seeding import SHUFFLE, rng, torch_seed
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lane, Lanes
 from c2v_sim.training.optimisers import Optimiser
-
-
-class Interrupted(Exception):
-    """Local training was asked to stop before it was done."""
-
-
-class TrainingError(RuntimeError):
-    """Local training failed; the message names round, client and algorithm."""
 
 
 class Data(Protocol):

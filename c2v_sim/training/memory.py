@@ -14,18 +14,10 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from c2v_sim.system.text import in_bytes
 from c2v_sim.training.client_rows import Budget, ClientRows
 
 SHARE = 0.85  # of the memory that is free now; the rest is for activations and the system
-
-
-def in_bytes(size: float) -> str:
-    """Bytes for people: 3.5 MB, 1.2 GB."""
-    for unit in ("B", "KB", "MB"):
-        if size < 999.5:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.1f} GB"
 
 
 def free_memory(device: torch.device) -> int:

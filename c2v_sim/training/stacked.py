@@ -25,16 +25,10 @@ from torch import Tensor, nn
 from c2v_sim import ops
 from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.models import MLP
+from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.seeding import rng
 from c2v_sim.training.arena import Arena
-from c2v_sim.training.cohort import (
-    Data,
-    Interrupted,
-    LocalTraining,
-    batch_bounds,
-    check_finite,
-    failures_named,
-)
+from c2v_sim.training.cohort import Data, LocalTraining, batch_bounds, check_finite, failures_named
 from c2v_sim.training.lanes import Lane, Lanes
 from c2v_sim.training.optimisers import Sgd
 

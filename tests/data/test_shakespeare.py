@@ -15,7 +15,6 @@ from c2v_sim.config import make_config
 from c2v_sim.data.load import DataError, load_dataset
 from c2v_sim.data.sources import made_up_speech as babble
 from c2v_sim.data.sources import shakespeare
-from c2v_sim.data.sources.download import Unreachable
 from c2v_sim.data.sources.shakespeare import (
     ALPHABET,
     UNKNOWN,
@@ -26,6 +25,7 @@ from c2v_sim.data.sources.shakespeare import (
     split,
 )
 from c2v_sim.run.__main__ import build_federation
+from c2v_sim.system.errors import Unreachable
 
 MINI = """Header line
 THE SONNETS

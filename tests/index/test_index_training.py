@@ -9,14 +9,13 @@ from planted import planted
 from safetensors import SafetensorError
 from slow_index import SlowNetwork, train_federated, train_global
 
-from c2v_sim.config import ConfigError
 from c2v_sim.index import checkpoint as index_checkpoint
 from c2v_sim.index import training as index_training
 from c2v_sim.index.client_index import build_index
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import build_network
 from c2v_sim.index.training import Pairs, Training, train_network, uploads
-from c2v_sim.training.cohort import Interrupted, TrainingError
+from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError
 
 TINY = IndexConfig(
     epochs=4,

@@ -14,14 +14,13 @@ from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.run import checkpoint
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.checkpoint import (
-    CheckpointError,
     generations,
     load_checkpoint,
     read_tensors,
     save_checkpoint,
     write_tensors,
 )
-from c2v_sim.training.cohort import Interrupted
+from c2v_sim.system.errors import CheckpointError, Interrupted
 
 CONFIG = RunConfig(model="linear", rounds=4, participation=0.5, local_epochs=1, lanes=1)
 

@@ -440,7 +440,7 @@ def test_deterministic_is_a_setting_and_holds_in_the_lanes(tmp_path, monkeypatch
 
 def test_cifar10_without_the_data_is_called_a_stand_in_everywhere(tmp_path, monkeypatch, capsys):
     from c2v_sim.data import load as datasets
-    from c2v_sim.data.sources.download import Unreachable
+    from c2v_sim.system.errors import Unreachable
 
     def unreachable(*_, **__):
         raise Unreachable("no network in this test")

@@ -9,7 +9,7 @@ from federations import bits, image_federation, simulator_with
 
 from c2v_sim import RunConfig
 from c2v_sim.algorithms import ALGORITHMS
-from c2v_sim.training.cohort import Interrupted
+from c2v_sim.system.errors import Interrupted
 
 FEDERATION = image_federation(clients=8, smallest=2)
 

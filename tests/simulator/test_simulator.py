@@ -12,8 +12,8 @@ from torch import nn
 
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.models import build_model
+from c2v_sim.system.errors import TrainingError
 from c2v_sim.system.machine import intra_op_threads
-from c2v_sim.training.cohort import TrainingError
 
 SMALL = RunConfig(
     rounds=3,

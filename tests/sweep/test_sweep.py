@@ -18,7 +18,8 @@ from c2v_sim.sweep.__main__ import main, parse_settings
 from c2v_sim.sweep.estimate import Estimate, index_seconds
 from c2v_sim.sweep.file import read_sweep
 from c2v_sim.sweep.jobs import Job
-from c2v_sim.sweep.progress import SweepProgress, duration
+from c2v_sim.sweep.progress import SweepProgress
+from c2v_sim.system.text import duration
 
 BASE = """
 [base]

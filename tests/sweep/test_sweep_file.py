@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from c2v_sim.config import ConfigError, RunConfig, preset
+from c2v_sim.config import RunConfig, preset
 from c2v_sim.sweep.file import cell_folder, make_sweep, read_sweep, shipped_sweeps
+from c2v_sim.system.errors import ConfigError
 
 GRID = """
 title = "A title"

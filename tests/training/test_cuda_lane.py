@@ -20,8 +20,9 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import WIDTH
 from c2v_sim.index.training import Pairs
 from c2v_sim.models.cct import CCT, Attention
+from c2v_sim.system.errors import TrainingError
 from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.cohort import LocalTraining, TrainingError, train_cohort
+from c2v_sim.training.cohort import LocalTraining, train_cohort
 from c2v_sim.training.cuda_lane import CudaLane
 from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.memory import lane_bytes

@@ -10,10 +10,11 @@ from federations import bits, image_federation, simulator_with
 
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.models import build_model
+from c2v_sim.system.text import in_bytes
 from c2v_sim.training import memory
 from c2v_sim.training.arena import layout_of
 from c2v_sim.training.client_rows import Budget, ClientRows
-from c2v_sim.training.memory import check_fits, in_bytes, plan_rows, row_budget
+from c2v_sim.training.memory import check_fits, plan_rows, row_budget
 
 CPU = torch.device("cpu")
 GB = 10**9
@@ -112,7 +113,7 @@ def test_a_run_that_cannot_fit_is_refused_before_it_allocates(free, monkeypatch)
     def must_not_be_called(*args, **kwargs):
         raise AssertionError("allocated before the check")
 
-    monkeypatch.setattr("c2v_sim.simulator.Arena", must_not_be_called)
+    monkeypatch.setattr("c2v_sim.simulator.simulator.Arena", must_not_be_called)
     config = RunConfig(model="resnet18", participation=1.0, lanes=2)
     message = (
         r"this run needs 4.9 GB on cpu \(100 models of the cohort 4.5 GB, 2 lanes 358 MB, the "

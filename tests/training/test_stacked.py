@@ -12,8 +12,9 @@ from torch import nn
 from c2v_sim import Federation, RunConfig, Simulator
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.models import MLP, build_model
+from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.machine import intra_op_threads
-from c2v_sim.training.cohort import Interrupted, TrainingError, train_cohort
+from c2v_sim.training.cohort import train_cohort
 from c2v_sim.training.optimisers import Adam
 from c2v_sim.training.stacked import make_batches, stackable, train_stacked
 

@@ -28,7 +28,8 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from c2v_sim.data.sources.download import DataError, Unreachable, fetch
+from c2v_sim.data.sources.download import fetch
+from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.files import replacing
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"

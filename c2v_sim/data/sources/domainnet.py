@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2v_sim.data.sources.download import DataError
 from c2v_sim.data.sources.image_files import decode_all
 from c2v_sim.system import tensor_file
+from c2v_sim.system.errors import DataError
 from c2v_sim.system.seeding import CLASSES, rng
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")

@@ -12,17 +12,11 @@ import requests
 from filelock import FileLock
 from tqdm import tqdm
 
+from c2v_sim.system.errors import DataError, Unreachable
+
 CONNECT_SECONDS, READ_SECONDS = 4, 30
 ATTEMPTS = 3  # a transfer that breaks half-way is continued this often before giving up
 CHUNK_BYTES = 1 << 16  # the most that a broken connection loses
-
-
-class DataError(ValueError):
-    """Missing, truncated or corrupt data: the message says what, what was expected, the remedy."""
-
-
-class Unreachable(Exception):
-    """A download could not be had for reasons of the network; the message is the reason."""
 
 
 def fetch(url: str, path: Path, md5: str | None, *, progress: bool = True) -> Path:

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from c2v_sim.data.sources.download import DataError
 from c2v_sim.data.sources.image_files import SUFFIXES, decode_all
+from c2v_sim.system.errors import DataError
 
 SPLITS = ("train", "test")
 

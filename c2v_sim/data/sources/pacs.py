@@ -25,8 +25,8 @@ from PIL import Image
 from torch import Tensor
 from tqdm import tqdm
 
-from c2v_sim.data.sources.download import DataError
 from c2v_sim.system import tensor_file
+from c2v_sim.system.errors import DataError
 from c2v_sim.system.machine import usable_cores
 
 SIDE = 64

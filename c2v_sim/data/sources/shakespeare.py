@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from c2v_sim.data.sources.download import DataError, Unreachable, fetch
+from c2v_sim.data.sources.download import fetch
+from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.seeding import PARTITION, rng
 
 # LEAF's 80 symbols.

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from c2v_sim.run.failures import fail
 from c2v_sim.run.files import write_text
 from c2v_sim.sweep.file import Sweep, read_sweep
 from c2v_sim.sweep.tables.deviations import (
@@ -35,6 +34,7 @@ from c2v_sim.sweep.tables.results import (
     read_cells,
     table_of,
 )
+from c2v_sim.system.errors import fail
 
 FILES = ("table.md", "table.csv", "table.json")
 MINUS = "\N{MINUS SIGN}"

@@ -1,0 +1,43 @@
+"""Every exception of the package, and how a command says what was wrong.
+
+Bad input is a ValueError of some kind and ends a command with exit code 2 before anything is
+written; a failure while training ends it with 1.
+"""
+
+import sys
+
+ERROR = "c2v_sim: error: "
+
+
+class ConfigError(ValueError):
+    """A setting that is unknown, out of range or contradicts another."""
+
+
+class DataError(ValueError):
+    """Missing, truncated or corrupt data: the message says what, what was expected, the remedy."""
+
+
+class Unreachable(Exception):
+    """A download could not be had for reasons of the network; the message is the reason."""
+
+
+class InUse(ValueError):
+    """Another live process works in the directory."""
+
+
+class CheckpointError(ValueError):
+    """No generation can be used; the message says why for each of them."""
+
+
+class Interrupted(Exception):
+    """Local training was asked to stop before it was done."""
+
+
+class TrainingError(RuntimeError):
+    """Local training failed; the message names round, client and algorithm."""
+
+
+def fail(code: int, message: str) -> int:
+    """Say what was wrong; the exit code."""
+    print(f"{ERROR}{message}", file=sys.stderr, flush=True)
+    return code
