@@ -61,7 +61,7 @@ def test_number_of_threads_changes_no_bit(encoder, monkeypatch):
 def test_another_process_with_one_thread_computes_the_same_bits(encoder):
     images = "torch.arange(2 * 3072).mul(7).remainder(256).to(torch.uint8).view(2, 32, 32, 3)"
     code = (
-        "import torch; from c2v_sim import tensor_file; "
+        "import torch; from c2v_sim.system import tensor_file; "
         "from c2v_sim.index.encoders.builtin import BuiltinEncoder; e = BuiltinEncoder(); "
         f"print(tensor_file.checksum({{'i': e.embed_images({images}), "
         "'t': e.embed_texts(['cat'])}))"
