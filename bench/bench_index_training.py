@@ -22,7 +22,7 @@ from c2v_sim.index.dsa_ign import (
     build_network,
     losses,
 )
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 from c2v_sim.training.arena import Arena, layout_of
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import Adam

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 import c2v_sim.ops  # noqa: F401  (imports every operator, which lists itself)
 from c2v_sim.models import build_model
 from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
-from c2v_sim.system.determinism import deterministic
-from c2v_sim.system.machine import intra_op_threads
+from c2v_sim.system.machine import deterministic, intra_op_threads
 
 
 def machine(device: torch.device) -> dict[str, str]:
