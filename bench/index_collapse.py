@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from c2v_sim import Dataset, Federation, build_index, load_dataset, make_partition
-from c2v_sim.data.load import content_hash
+from c2v_sim.data.dataset import content_hash
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import embed_dataset
 from c2v_sim.index.plots import plot_all

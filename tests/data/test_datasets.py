@@ -9,9 +9,10 @@ import sys
 import pytest
 import torch
 
-from c2v_sim.data import load as datasets
-from c2v_sim.data.load import DataError, load_dataset
+from c2v_sim.data.dataset import content_hash
+from c2v_sim.data.load import default_data_dir, load_dataset
 from c2v_sim.data.sources import shapes
+from c2v_sim.system.errors import DataError
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_batch_is_channels_last_for_free(small):
 
 
 def test_default_sizes():
-    assert (datasets.SHAPES_TRAIN, datasets.SHAPES_TEST) == (50_000, 10_000)
+    assert (shapes.TRAIN_SIZE, shapes.TEST_SIZE) == (50_000, 10_000)
 
 
 def test_content_hash_is_as_documented(small):
@@ -60,7 +61,7 @@ def test_content_hash_ignores_strides(small):
     tensors = {"x_train": small.x_train, "y_train": small.y_train}
     strided = {k: torch.stack([t, t], dim=-1)[..., 0] for k, t in tensors.items()}
     assert not strided["x_train"].is_contiguous()
-    assert datasets.content_hash(strided) == datasets.content_hash(tensors)
+    assert content_hash(strided) == content_hash(tensors)
 
 
 # ---- refusals -------------------------------------------------------------------------------
@@ -184,6 +185,6 @@ def test_full_disk_leaves_no_rubbish(tmp_path):
 
 def test_default_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("C2V_DATA", str(tmp_path))
-    assert datasets.default_data_dir() == tmp_path
+    assert default_data_dir() == tmp_path
     monkeypatch.setenv("C2V_DATA", "")
-    assert datasets.default_data_dir().name == "c2v_sim"
+    assert default_data_dir().name == "c2v_sim"

@@ -12,20 +12,19 @@ from real_data import real_data_dir
 
 from c2v_sim import Simulator
 from c2v_sim.config import make_config
-from c2v_sim.data.load import DataError, load_dataset
-from c2v_sim.data.sources import made_up_speech as babble
-from c2v_sim.data.sources import shakespeare
+from c2v_sim.data.load import load_dataset
+from c2v_sim.data.sources import made_up_speech, shakespeare
+from c2v_sim.data.sources.plays import parse
 from c2v_sim.data.sources.shakespeare import (
     ALPHABET,
     UNKNOWN,
     WINDOW,
     encode,
-    parse,
     sample_roles,
     split,
 )
 from c2v_sim.run.__main__ import build_federation
-from c2v_sim.system.errors import Unreachable
+from c2v_sim.system.errors import DataError, Unreachable
 
 MINI = """Header line
 THE SONNETS
@@ -162,7 +161,7 @@ def covered(text_length, starts):
 
 def test_no_character_of_a_test_window_is_inside_a_training_window():
     parts = split(
-        babble.speech(roles=12, words=300),
+        made_up_speech.speech(roles=12, words=300),
         sample_fraction=0.7, min_samples=1, train_fraction=0.8, seed=3,
     )  # fmt: skip
     train, test = (covered(len(parts.text), x) for x in (parts.x_train, parts.x_test))
@@ -257,7 +256,7 @@ def offline(monkeypatch):
 
 def test_offline_a_stand_in_says_so_or_is_refused(offline, tmp_path, capsys):
     data = load_dataset("shakespeare", data_dir=tmp_path)
-    assert data.name == "shakespeare-standin(babble)"
+    assert data.name == "shakespeare-standin(made-up-speech)"
     assert data.standin_for == "shakespeare"
     assert "STAND-IN DATA: shakespeare is not in" in capsys.readouterr().err
     assert len(data.client_names) > 20
@@ -326,8 +325,8 @@ class BagOfCharacters(torch.nn.Module):
 
 
 def test_roles_train_and_their_next_characters_are_learned(offline, tmp_path, monkeypatch):
-    few = babble.speech(roles=10, words=200)
-    monkeypatch.setattr(babble, "speech", lambda: few)
+    few = made_up_speech.speech(roles=10, words=200)
+    monkeypatch.setattr(made_up_speech, "speech", lambda: few)
     config = make_config(
         {
             "dataset": "shakespeare", "data_dir": str(tmp_path), "sample_fraction": 1.0,
