@@ -125,7 +125,7 @@ class Federation:
         name: str | None = None,
         progress: bool = True,
     ) -> Federation:
-        """A federation of the folders in `root`, a client each: <client>/<class>/<image>.
+        """A federation of the folders in `root`, one per client: <client>/<class>/<image>.
 
         With <client>/train/<class>/<image> and <client>/test/<class>/<image> the test sets are
         given, otherwise `test_fraction` of each client's images become its test set.

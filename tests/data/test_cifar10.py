@@ -230,6 +230,29 @@ def test_hostile_pickle_does_not_run(tiny, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.parametrize("kind", [MemoryError, AttributeError])
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_is_no_damage_passes_through(tiny, tmp_path, monkeypatch, write, kind):
+    def fails(*_, **__):
+        raise kind("not the file's fault")
+
+    write(tiny, tmp_path)
+    place = np.lib.format if write is write_npz else cifar10
+    monkeypatch.setattr(place, "read_array" if write is write_npz else "_join", fails)
+    with pytest.raises(kind, match="not the file's fault"):
+        load_dataset("cifar10", data_dir=tmp_path)
+
+
+def test_a_pickle_for_which_memory_is_too_small_is_not_called_damaged(tiny, tmp_path, monkeypatch):
+    def fails(self):
+        raise MemoryError
+
+    write_python_archive(tiny, tmp_path)
+    monkeypatch.setattr(cifar10._BatchUnpickler, "load", fails)
+    with pytest.raises(MemoryError):
+        load_dataset("cifar10", data_dir=tmp_path)
+
+
 def test_npz_with_pickled_objects_is_refused(tiny, tmp_path):
     bad = tiny._asdict() | {"y_test": np.array([{}] * RECORDS, dtype=object)}
     np.savez(tmp_path / "cifar10.npz", **bad)

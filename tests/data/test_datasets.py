@@ -9,10 +9,13 @@ import sys
 import pytest
 import torch
 
+from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import content_hash
-from c2v_sim.data.load import default_data_dir, load_dataset
+from c2v_sim.data.load import DATASETS, default_data_dir, load_dataset
 from c2v_sim.data.sources import shapes
-from c2v_sim.system.errors import DataError
+from c2v_sim.data.sources.source import Source
+from c2v_sim.models import MODELS
+from c2v_sim.system.errors import DataError, Unreachable
 
 
 @pytest.fixture
@@ -106,6 +109,52 @@ def test_data_folder_must_not_be_a_file(tmp_path):
 def test_dataset_checks_its_fields(small, change, message):
     with pytest.raises(DataError, match=message):
         dataclasses.replace(small, **change(small))
+
+
+# ---- sources --------------------------------------------------------------------------------
+
+
+def test_a_new_data_set_is_one_source(small, tmp_path, monkeypatch, capsys):
+    """Loaded by name, with what it was asked for; where it is not there its stand-in is."""
+    asked = []
+
+    def load(request):
+        asked.append(request)
+        if request.folder == tmp_path / "empty":
+            raise Unreachable("dots is not there")
+        return small
+
+    standin = shapes.stand_in("dots")
+    monkeypatch.setitem(
+        DATASETS, "dots", Source("Dots", load, standin=standin, remedy="draw it in {folder}")
+    )
+    assert load_dataset("dots", data_dir=tmp_path, seed=5, sample_fraction=0.3) is small
+    assert (asked[0].folder, asked[0].seed, asked[0].sample_fraction) == (tmp_path, 5, 0.3)
+    empty = {"data_dir": tmp_path / "empty", "train_size": 60, "test_size": 60}
+    data = load_dataset("dots", **empty)
+    assert (data.name, data.standin_for) == ("dots-standin(shapes)", "dots")
+    expected = (
+        "STAND-IN DATA: dots is not there, so this run uses rendered shapes instead and its "
+        f"results say nothing about Dots; to get the real data, draw it in {tmp_path}/empty."
+    )
+    assert expected in capsys.readouterr().err
+    for changes, options in (({}, {"require_real_data": True}), ({"standin": None}, {})):
+        monkeypatch.setitem(DATASETS, "dots", dataclasses.replace(DATASETS["dots"], **changes))
+        with pytest.raises(DataError, match=r"dots is not there; draw it in .*empty$"):
+            load_dataset("dots", **empty, **options)
+
+
+def test_facts_of_the_sources():
+    def names(fact):
+        return [name for name, source in DATASETS.items() if getattr(source, fact)]
+
+    assert names("own_clients") == names("text") == names("model") == ["shakespeare"]
+    assert names("chosen_by_seed") == ["shakespeare", "domainnet"]
+    assert names("standin") == ["cifar10", "shakespeare", "domainnet", "pacs"]
+    settings = [field.name for field in dataclasses.fields(RunConfig)]
+    for source in DATASETS.values():
+        assert set(source.settings) <= set(settings)
+        assert source.model in (None, *MODELS)
 
 
 # ---- cache ----------------------------------------------------------------------------------

@@ -376,6 +376,33 @@ def test_damaged_files_are_named(tmp_path, damage):
         Partition.load(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [("train_ids", np.float64(3.0)), ("train_sizes", np.array(["a"])), ("domains", np.arange(3))],
+)
+def test_files_with_strange_arrays_are_named(tmp_path, name, array):
+    path = tmp_path / "strange.npz"
+    make_partition("iid", Y, Y_TEST, clients=8, seed=0).save(path)
+    with np.load(path) as file:
+        arrays = dict(file) | {name: array}
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=r"strange\.npz: not a readable partition file"):
+        Partition.load(path)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, AttributeError])
+def test_what_is_no_damage_passes_through(tmp_path, monkeypatch, kind):
+    path = tmp_path / "whole.npz"
+    make_partition("iid", Y, Y_TEST, clients=8, seed=0).save(path)
+
+    def fails(*_, **__):
+        raise kind("not the file's fault")
+
+    monkeypatch.setattr(np.lib.format, "read_array", fails)
+    with pytest.raises(kind, match="not the file's fault"):
+        Partition.load(path)
+
+
 def test_edited_ids_do_not_match_the_stored_hash(tmp_path):
     path = tmp_path / "edited.npz"
     make_partition("iid", Y, Y_TEST, clients=8, seed=0).save(path)

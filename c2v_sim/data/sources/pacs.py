@@ -41,8 +41,8 @@ NPZ_ARRAYS = ("x", "label", "domain", "names", "class_names", "domain_names")
 SUFFIXES = (".jpg", ".jpeg", ".png")
 CACHE_VERSION = 1  # raise it whenever decoding, resampling or the split changes
 REMEDY = (
-    "pacs64.npz, or the folders photo, art_painting, cartoon and sketch with the images of a class "
-    "in a folder each"
+    "pacs64.npz, or the folders photo, art_painting, cartoon and sketch with one folder of images "
+    "per class"
 )
 
 
