@@ -125,7 +125,7 @@ role_texts = st.dictionaries(
 @given(role_texts, st.floats(0.05, 1), st.integers(0, 500), st.floats(0.1, 0.95), st.integers(0, 9))
 @settings(max_examples=150, deadline=None)
 def test_the_split_is_the_naive_one(roles, fraction, least, train_fraction, seed):
-    how = {"min_samples": least, "train_fraction": train_fraction, "seed": seed}
+    options = {"min_samples": least, "train_fraction": train_fraction, "seed": seed}
     taken = sample_roles({r: len(t) - WINDOW for r, t in roles.items()}, fraction, seed)
     total = sum(max(0, len(t) - WINDOW) for t in roles.values())
     assert sum(taken.values()) == int(fraction * total)
@@ -139,9 +139,9 @@ def test_the_split_is_the_naive_one(roles, fraction, least, train_fraction, seed
             expected[role] = samples[:n_train], samples[n_train + WINDOW - 1 :]
     if not expected:
         with pytest.raises(DataError, match="raise sample_fraction or lower the others"):
-            split(roles, sample_fraction=fraction, **how)
+            split(roles, sample_fraction=fraction, **options)
         return
-    got = split(roles, sample_fraction=fraction, **how)
+    got = split(roles, sample_fraction=fraction, **options)
     assert got.names == tuple(sorted(expected))
     letters = "".join(ALPHABET[k] for k in got.text)
     for part, (starts, owner) in enumerate(
@@ -175,10 +175,10 @@ def test_no_character_of_a_test_window_is_inside_a_training_window():
 
 
 def test_a_role_needs_396_samples_at_the_default_split():
-    how = {"sample_fraction": 1.0, "min_samples": 40, "train_fraction": 0.8, "seed": 0}
-    assert split({"A": "x" * (396 + WINDOW)}, **how).x_test.tolist() == [395]
+    options = {"sample_fraction": 1.0, "min_samples": 40, "train_fraction": 0.8, "seed": 0}
+    assert split({"A": "x" * (396 + WINDOW)}, **options).x_test.tolist() == [395]
     with pytest.raises(DataError, match="of 1 sampled roles none"):
-        split({"A": "x" * (395 + WINDOW)}, **how)
+        split({"A": "x" * (395 + WINDOW)}, **options)
 
 
 def test_the_order_of_the_roles_depends_on_the_seed_alone():
