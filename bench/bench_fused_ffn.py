@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim.ops import fused_ffn
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 
 BATCH, LENGTH, CHANNELS, UNITS = 128, 32, 32, 2048
 PRODUCT = 2.0 * BATCH * LENGTH * CHANNELS * UNITS

@@ -22,7 +22,7 @@ from c2v_sim.index.dsa_ign import (
     build_network,
     losses,
 )
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 from c2v_sim.training.arena import Arena, layout_of
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import Adam
@@ -83,7 +83,7 @@ def our_step(dropout: float, d: Tensor, label: Tensor):
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
-@pytest.mark.parametrize("keep_memory", [False, True], ids=["default-malloc", "kept-memory"])
+@pytest.mark.parametrize("keep_memory", [False, True], ids=["default", "kept-memory"])
 def test_step(compare, dropout, keep_memory):
     """`kept-memory` comes last: the setting stays for the process."""
     if keep_memory and not keep_freed_memory():

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from c2v_sim import Dataset, Federation, build_index, load_dataset, make_partition
-from c2v_sim.data.load import content_hash
+from c2v_sim.data.dataset import content_hash
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import embed_dataset
 from c2v_sim.index.plots import plot_all
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 
 
 def dataset_from(file: Path) -> Dataset:

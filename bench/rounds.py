@@ -35,8 +35,7 @@ import torch
 from round_cases import CASES, Case, build, config, federation, flops_per_sample, normalised
 
 from c2v_sim import Simulator
-from c2v_sim.system.freed_memory import keep_freed_memory
-from c2v_sim.system.machine import intra_op_threads
+from c2v_sim.system.machine import intra_op_threads, keep_freed_memory
 from c2v_sim.training.sampling import uniform
 
 BASELINES = {"plain": plain_fedavg.rounds, "tight": tight_fedavg.rounds}
@@ -191,7 +190,7 @@ import torch
 torch_ready = time.time()
 from round_cases import CASES, build, config, federation
 from c2v_sim import Simulator
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 imported = time.time()
 keep_freed_memory()
 case = CASES["cnn"]

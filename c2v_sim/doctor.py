@@ -21,17 +21,14 @@ import torch.nn.functional as F
 import c2v_sim.ops  # noqa: F401  (imports every operator, which lists itself)
 from c2v_sim.models import build_model
 from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
-from c2v_sim.system.determinism import deterministic
-from c2v_sim.system.machine import intra_op_threads
+from c2v_sim.system.machine import choose_device, deterministic, intra_op_threads, usable_cores
 
 
 def machine(device: torch.device) -> dict[str, str]:
     """Facts about machine and software, in the order of printing."""
     return {
         "machine": f"{platform.system()} {platform.machine()}, {_processor()}",
-        "cores": f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}"
-        if hasattr(os, "sched_getaffinity")
-        else str(os.cpu_count()),
+        "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "python": platform.python_version(),
         "torch": f"{torch.__version__}, {torch.get_num_threads()} intra-op threads, "
         f"{torch.backends.cpu.get_cpu_capability()}",
@@ -100,21 +97,22 @@ def table(rows: dict[str, dict[str, str | None]], taken: dict[str, str]) -> str:
 def measure(device: torch.device, elements: int = 2**25, size: int = 2048) -> dict[str, float]:
     """Bytes/s of a triad over `elements` floats, flop/s of a size³ product; best of ten."""
 
-    def best(f: Callable[[], object]) -> float:
-        times = []
-        for _ in range(10):
-            start = time.perf_counter()
-            f()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - start)
-        return min(times)
-
     a, b, c = (torch.ones(elements, device=device) for _ in range(3))
-    triad = best(lambda: torch.add(b, c, alpha=2.0, out=a))
     x, y = (torch.ones(size, size, device=device) for _ in range(2))
-    product = best(lambda: x @ y)
+    triad, product = (
+        min(_seconds(work, device) for _ in range(10))
+        for work in (lambda: torch.add(b, c, alpha=2.0, out=a), lambda: x @ y)
+    )
     return {"bandwidth": 3 * 4 * elements / triad, "sgemm": 2 * size**3 / product}
+
+
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """How long `work` takes, until the device is done."""
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter() - start
 
 
 def deterministic_cost(
@@ -129,17 +127,13 @@ def deterministic_cost(
     x = torch.randn(batch, 3, 32, 32, generator=generator).to(device)
     y = torch.randint(10, (batch,), generator=generator).to(device)
 
-    def seconds(on: bool) -> float:
+    def step_seconds(on: bool) -> float:
         with deterministic(on, device):
-            start = time.perf_counter()
-            F.cross_entropy(model(x), y).backward()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            return time.perf_counter() - start
+            return _seconds(lambda: F.cross_entropy(model(x), y).backward(), device)
 
     with intra_op_threads(1):
-        seconds(True), seconds(False)  # warm up
-        ratios = [seconds(True) / seconds(False) for _ in range(pairs)]
+        step_seconds(True), step_seconds(False)  # warm up
+        ratios = [step_seconds(True) / step_seconds(False) for _ in range(pairs)]
     low, median, high = statistics.quantiles(ratios, n=4)
     return low, median, high
 
@@ -148,7 +142,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m c2v_sim.doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure bandwidth and sgemm")
     options = parser.parse_args(arguments)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = choose_device("auto")
     for name, fact in machine(device).items():
         print(f"{name:<8} {fact}")
     print()
@@ -161,7 +155,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.measure:
         limits = measure(device)
         print()
-        print(f"bandwidth {limits['bandwidth'] / 1e9:.1f} GB/s (triad, 12 bytes an element)")
+        print(f"bandwidth {limits['bandwidth'] / 1e9:.1f} GB/s (triad, 12 bytes per element)")
         print(f"sgemm     {limits['sgemm'] / 1e9:.0f} GFLOP/s (2048³)")
 
 

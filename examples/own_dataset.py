@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def embeddings(federation, seed=0):
-    """What the index sees: 512 numbers a training sample, 512 a class, here random projections.
+    """What the index sees: 512 numbers per training sample and per class, here random projections.
 
     Images need none of this: build_index(federation) embeds them with the builtin encoder.
     """

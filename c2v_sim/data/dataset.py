@@ -6,6 +6,7 @@ domain_train, domain_test (the last two where they exist): the line "<field> <dt
 Windows count as two arrays: "x_train.text" and "x_train.starts <dtype> <shape> of <length>".
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -45,6 +46,15 @@ class Dataset:
     @property
     def classes(self) -> int:
         return len(self.class_names)
+
+    def take(self, split: str, ids: Tensor) -> "Dataset":
+        """The data set with only the samples `ids` of its `split`, train or test."""
+        fields = {name: getattr(self, name) for name in ARRAYS}
+        fields[f"client_{split}"] = getattr(self, f"client_{split}")
+        for name, array in fields.items():
+            if name.endswith(split) and array is not None:
+                fields[name] = array.take(ids) if isinstance(array, Windows) else array[ids]
+        return dataclasses.replace(self, sha256=content_hash(fields), **fields)
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):
@@ -108,3 +118,33 @@ def content_hash(arrays: Mapping[str, Tensor | Windows]) -> str:
         elif array is not None:
             add(name, array)
     return digest.hexdigest()
+
+
+def dataset_of(
+    tensors: Mapping[str, Tensor],
+    *,
+    name: str,
+    class_names: tuple[str, ...],
+    mean: tuple[float, ...],
+    std: tuple[float, ...],
+    source: str,
+    domain_names: tuple[str, ...] = (),
+    standin_for: str | None = None,
+) -> Dataset:
+    """A data set of `tensors` that are called as its fields are, with their hash."""
+    return Dataset(
+        name=name,
+        x_train=tensors["x_train"],
+        y_train=tensors["y_train"],
+        x_test=tensors["x_test"],
+        y_test=tensors["y_test"],
+        class_names=class_names,
+        mean=mean,
+        std=std,
+        source=source,
+        sha256=content_hash(tensors),
+        domain_train=tensors.get("domain_train"),
+        domain_test=tensors.get("domain_test"),
+        domain_names=domain_names,
+        standin_for=standin_for,
+    )

@@ -47,8 +47,8 @@ def per_class(
     """Every class cut among the clients; redrawn until each client has `MIN_SIZE` samples."""
     if len(y_train) < MIN_SIZE * clients:
         raise ValueError(
-            f"dirichlet: per_class needs {MIN_SIZE} samples a client; with {len(y_train)} samples "
-            f"clients must be <= {len(y_train) // MIN_SIZE}, got {clients}"
+            f"dirichlet: per_class needs {MIN_SIZE} samples per client; with {len(y_train)} "
+            f"samples clients must be <= {len(y_train) // MIN_SIZE}, got {clients}"
         )
     classes = _classes(y_train, y_test)
     members = _members(y_train, classes)

@@ -28,8 +28,8 @@ from c2v_sim.run.progress import IndexProgress
 from c2v_sim.run.settings import whole_or_auto
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail
 from c2v_sim.system.files import new_directory, write_atomically
-from c2v_sim.system.freed_memory import keep_freed_memory
 from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.system.machine import keep_freed_memory
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
 SETTINGS, CHECKPOINT = "settings.json", "training.safetensors"

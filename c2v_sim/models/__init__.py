@@ -22,20 +22,21 @@ their papers' initialisation, the others from PyTorch's default.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from functools import partial
 
-from torch import Tensor, nn
+from torch import nn
 
 from c2v_sim.models.cct import CCT
 from c2v_sim.models.cnn import CNN
-from c2v_sim.models.common import NORMS, InputShape
+from c2v_sim.models.common import NORMS, InputShape, check_model, logits
 from c2v_sim.models.lstm import LSTM
 from c2v_sim.models.mlp import MLP
 from c2v_sim.models.mobilenet import MobileNetV2
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
-from c2v_sim.models.resnet import ResNet
+from c2v_sim.models.resnet import RESNET8, RESNET18, ResNet
 from c2v_sim.system.seeding import seeded_construction
 
 __all__ = [
@@ -50,28 +51,20 @@ __all__ = [
     "logits",
 ]
 
-RESNET18 = [64, 128, 256, 512]
-
-# name → builder(classes, input_shape, norm)
-MODELS: dict[str, Callable[[int, InputShape, str], nn.Module]] = {
-    "cnn": lambda classes, shape, norm: CNN(classes, shape),
-    "resnet8": lambda classes, shape, norm: ResNet(classes, shape, norm, [16, 32, 64], 1),
-    "resnet18": lambda classes, shape, norm: ResNet(classes, shape, norm, RESNET18, 2),
-    "mlp": lambda classes, shape, norm: MLP(classes, shape, 200),
-    "linear": lambda classes, shape, norm: MLP(classes, shape, 0),
-    "lstm": lambda classes, shape, norm: LSTM(classes, shape),
-    "resnet18-imagenet": lambda classes, shape, norm: ResNet(
-        classes, shape, norm, RESNET18, 2, imagenet_stem=True
-    ),
-    "mobilenetv2": lambda classes, shape, norm: MobileNetV2(classes, shape, norm),
-    "cct": lambda classes, shape, norm: CCT(classes, shape),
+MODELS: dict[str, Callable[..., nn.Module]] = {  # of (classes, input_shape), some also of norm
+    "cnn": CNN,
+    "resnet8": partial(ResNet, widths=RESNET8, blocks=1),
+    "resnet18": partial(ResNet, widths=RESNET18, blocks=2),
+    "mlp": partial(MLP, hidden=200),
+    "linear": partial(MLP, hidden=0),
+    "lstm": LSTM,
+    "resnet18-imagenet": partial(ResNet, widths=RESNET18, blocks=2, imagenet_stem=True),
+    "mobilenetv2": MobileNetV2,
+    "cct": CCT,
 }
-NORMED_MODELS = (
-    "resnet8",
-    "resnet18",
-    "resnet18-imagenet",
-    "mobilenetv2",
-)  # those that `norm` changes
+NORMED_MODELS = tuple(
+    name for name, build in MODELS.items() if "norm" in inspect.signature(build).parameters
+)
 
 
 def build_model(
@@ -90,45 +83,6 @@ def build_model(
         raise ValueError(f"{name}: classes must be >= 1, got {classes}")
     if not input_shape or min(input_shape) < 1:
         raise ValueError(f"{name}: input_shape must have positive sizes, got {input_shape}")
+    options = {"norm": norm} if name in NORMED_MODELS else {}
     with seeded_construction(seed) if seed is not None else nullcontext():
-        return MODELS[name](classes, tuple(input_shape), norm)
-
-
-def logits(module: Any, x: Tensor) -> Tensor:  # [B, …] -> [B, K]
-    """classifier(features(x)): all that the simulator asks of a model."""
-    return module.classifier(module.features(x))
-
-
-def check_model(module: object) -> None:
-    """Refuse a user's model that does not split into features and classifier.
-
-    The smallest model that is accepted:
-
-        class MyModel(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.classifier = torch.nn.Linear(64, 10)   # z [B, 64] -> logits [B, 10]
-            def features(self, x):                           # x [B, …] -> z [B, 64]
-                return x.flatten(1)
-    """
-    name = type(module).__name__
-    if not isinstance(module, nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, got {name}")
-    problems = []
-    if not callable(getattr(module, "features", None)):
-        problems.append("no method features(x) -> z [B, d]")
-    if not hasattr(module, "classifier"):
-        problems.append("no attribute classifier")
-    elif not isinstance(module.classifier, nn.Module):
-        problems.append(f"a classifier that is a {type(module.classifier).__name__}, not a module")
-    if problems:
-        raise TypeError(f"model {name} has {' and '.join(problems)}.\n{_EXPECTED}")
-
-
-_EXPECTED = """Expected: features(x) -> z [B, d] and a module classifier: z -> logits [B, K], as in
-    class MyModel(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.classifier = torch.nn.Linear(64, 10)
-        def features(self, x):
-            return x.flatten(1)"""
+        return MODELS[name](classes, tuple(input_shape), **options)

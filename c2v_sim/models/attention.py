@@ -2,7 +2,7 @@
 
     weights = softmax(q kᵀ / √d)  [B, h, T, T],    out = (weights ∘ kept) v / (1 - p)
 
-At 64×64 the weights of one batch of 128 take 2 GB a layer, and autograd would keep three such
+At 64×64 the weights of one batch of 128 take 2 GB per layer, and autograd would keep three such
 arrays. Here a few samples are computed at a time, backward computes their weights again, and what
 is kept is drawn again from its seed, so that nothing of size T² stays.
 
@@ -23,7 +23,7 @@ def attention(
 ) -> Tensor:
     """Scaled dot-product attention; the weights are dropped with probability `p`.
 
-    `generator` gives one seed a call. Differentiable once.
+    `generator` gives one seed per call. Differentiable once.
     """
     if p == 0.0:
         return F.scaled_dot_product_attention(q, k, v)

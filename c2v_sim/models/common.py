@@ -1,10 +1,18 @@
-"""What the model files share: the shape of a sample, and the normalisation layers."""
+"""What models have in common: the shape of a sample, normalisation, features and classifier."""
 
 from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 InputShape = tuple[int, ...]  # (H, W, C) for images, (T,) for text, any shape for features
+
+_EXPECTED = """Expected: features(x) -> z [B, d] and a module classifier: z -> logits [B, K], as in
+    class MyModel(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classifier = torch.nn.Linear(64, 10)
+        def features(self, x):
+            return x.flatten(1)"""
 
 NORMS: dict[str, Callable[[int], nn.Module]] = {
     "batch": nn.BatchNorm2d,
@@ -28,3 +36,24 @@ def he_normal(module: nn.Module) -> None:
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+
+
+def logits(module: nn.Module, x: Tensor) -> Tensor:  # [B, …] -> [B, K]
+    """classifier(features(x)): all that the simulator asks of a model."""
+    return module.classifier(module.features(x))  # type: ignore[operator]
+
+
+def check_model(module: object) -> None:
+    """Refuse a user's model that does not split into features and classifier."""
+    name = type(module).__name__
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {name}")
+    problems = []
+    if not callable(getattr(module, "features", None)):
+        problems.append("no method features(x) -> z [B, d]")
+    if not hasattr(module, "classifier"):
+        problems.append("no attribute classifier")
+    elif not isinstance(module.classifier, nn.Module):
+        problems.append(f"a classifier that is a {type(module.classifier).__name__}, not a module")
+    if problems:
+        raise TypeError(f"model {name} has {' and '.join(problems)}.\n{_EXPECTED}")

@@ -6,6 +6,7 @@ another number of classes, the classifier keeps its new weights and everything e
 
 import hashlib
 import pickle
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from torch import Tensor, nn
 SHOWN = 10  # keys of a kind that an error names
 # What torch and safetensors raise on files that are damaged or something else.
 DAMAGED = (
-    *(RuntimeError, EOFError, LookupError, ValueError, TypeError, AttributeError),
-    *(pickle.UnpicklingError, safetensors.SafetensorError),
+    *(pickle.UnpicklingError, safetensors.SafetensorError, struct.error, EOFError),
+    *(RuntimeError, LookupError, ValueError, AssertionError),
 )
 
 
@@ -60,6 +61,8 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise ValueError(f"pretrained: cannot read {path}: {error.strerror or error}") from error
     except DAMAGED as error:
+        if "allocate memory" in str(error):  # torch's RuntimeError where Python has MemoryError
+            raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
             f"pretrained: {path} is not a .pth or .safetensors file of plain tensors "

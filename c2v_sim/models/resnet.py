@@ -5,10 +5,14 @@ ImageNet stem is torchvision's 7×7 of stride 2 and a 3×3 max-pool of stride 2,
 initialisation.
 """
 
+from collections.abc import Sequence
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models.common import NORMS, InputShape, he_normal, image_shape
+
+RESNET8, RESNET18 = (16, 32, 64), (64, 128, 256, 512)  # channels of the stages
 
 
 class BasicBlock(nn.Module):
@@ -39,7 +43,7 @@ class ResNet(nn.Module):
         classes: int,
         input_shape: InputShape,
         norm: str,
-        widths: list[int],
+        widths: Sequence[int],
         blocks: int,
         imagenet_stem: bool = False,
     ) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from c2v_sim.data.partition import UNREADABLE, Partition
+from c2v_sim.data.partition import Partition
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.failures import ENDING, failure_file, failure_reason
 from c2v_sim.simulator.records import Result, RoundRecord
+from c2v_sim.system.archive import read_npz
 
 ENCODER_STAND_INS = ("builtin", "pretrained-lite")  # the paper's is CLIP
 
@@ -193,13 +194,11 @@ def read_clients(path: Path, index: ClientIndex | None) -> Clients:
         domains = None if partition.domains is None else np.array(partition.domains)
         return Clients(partition.sizes, tests, counts, domains)
     try:
-        with np.load(file, allow_pickle=False) as arrays:
-            counts, domains = arrays["label_counts"], arrays["domains"]
-            return Clients(
-                counts.sum(1), arrays["test_sizes"], counts, domains if len(domains) else None
-            )
-    except UNREADABLE as error:
+        arrays = read_npz(file, ("label_counts", "domains", "test_sizes"))
+    except (OSError, ValueError) as error:
         raise ValueError(f"{file}: cannot be read ({error})") from error
+    counts, domains = arrays["label_counts"], arrays["domains"]
+    return Clients(counts.sum(1), arrays["test_sizes"], counts, domains if len(domains) else None)
 
 
 def standins(runs: Sequence[Run], total: int) -> list[str]:

@@ -28,7 +28,6 @@ from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.records import Result
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system.directory_lock import in_use
 from c2v_sim.system.errors import (
     CheckpointError,
     ConfigError,
@@ -37,8 +36,9 @@ from c2v_sim.system.errors import (
     TrainingError,
     fail,
 )
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.files import in_use
 from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.system.machine import keep_freed_memory
 from c2v_sim.system.text import percent
 
 

@@ -30,9 +30,8 @@ from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
 from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.records import Result, RoundRecord, make_record
 from c2v_sim.simulator.steering import Steering
-from c2v_sim.system.determinism import deterministic
 from c2v_sim.system.errors import Interrupted
-from c2v_sim.system.machine import choose_device
+from c2v_sim.system.machine import choose_device, deterministic
 from c2v_sim.training import memory
 from c2v_sim.training.aggregation import shares
 from c2v_sim.training.arena import Arena, layout_of

@@ -30,8 +30,8 @@ from c2v_sim.run.files import write_text
 from c2v_sim.sweep.file import Cell, Sweep, read_sweep, state
 from c2v_sim.sweep.memory import memory_needs
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
-from c2v_sim.system.directory_lock import LOCK, in_use
 from c2v_sim.system.errors import ConfigError, InUse, fail
+from c2v_sim.system.files import LOCK, in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.text import duration
 

@@ -18,8 +18,8 @@ from c2v_sim.index.config import index_settings
 from c2v_sim.run.__main__ import build_federation
 from c2v_sim.run.index import shown_index
 from c2v_sim.system.errors import Interrupted, TrainingError, fail
-from c2v_sim.system.freed_memory import keep_freed_memory
 from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.system.machine import keep_freed_memory
 
 
 def build(

@@ -1,14 +1,22 @@
 """Files and directories that are either whole or absent, whatever happens while they are written.
 
-Each is made under a temporary name, flushed to disk, and only then given its name.
+Each is made under a temporary name, flushed to disk, and only then given its name. `in_use` keeps
+a second process out of a directory.
 """
 
+import contextlib
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from c2v_sim.system.errors import InUse
+
+LOCK = "in_use.lock"
 
 
 @contextmanager
@@ -66,6 +74,27 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
 def partial_directory(path: Path) -> Path:
     """The name under which `new_directory` makes `path`."""
     return path.with_name(f".{path.name}.partial")
+
+
+@contextmanager
+def in_use(folder: Path) -> Iterator[None]:
+    """Hold `folder` while the block runs; InUse if another process does.
+
+    The system frees the lock of a process that was killed.
+    """
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise InUse(
+            f"{folder}: another process works in this directory; wait for it, or stop it"
+        ) from None
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # some systems delete no file that is open
+            (folder / LOCK).unlink()
+        lock.release()
 
 
 def flush(path: Path) -> None:

@@ -1,14 +1,37 @@
-"""Where torch computes, with how many threads inside an operator, and how many cores there are.
+"""The machine, as torch uses it: device, cores, threads inside an operator, memory, same bits.
 
 The sum inside an operator depends on how many threads share it, so wherever a bit of a result is
 decided the number is fixed, not the machine's.
 """
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import psutil
 import torch
+
+# mallopt's parameters, from glibc's malloc.h.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
+_LARGEST = 2**31 - 1  # mallopt takes a C int
+
+
+def choose_device(name: str) -> torch.device:
+    """The torch device for `auto`, `cpu` or `cuda`."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device cuda: torch sees no CUDA device here; use --device cpu or auto")
+    return torch.device(name)
+
+
+def usable_cores() -> int:
+    """The cores that this process may use, which can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 @contextmanager
@@ -22,17 +45,59 @@ def intra_op_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def usable_cores() -> int:
-    """The cores that this process may use, which can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def free_memory(device: torch.device) -> int:
+    """Bytes that can be taken now on `device`."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return psutil.virtual_memory().available
 
 
-def choose_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu` or `cuda`."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device cuda: torch sees no CUDA device here; use --device cpu or auto")
-    return torch.device(name)
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep freed memory for reuse; True if it accepted, False without glibc.
+
+    glibc maps every block above 32 MiB afresh and unmaps it when it is freed, and it gives back
+    the end of the heap. A training step that makes the same tensors as the one before it then
+    spends up to half of its time on page faults. Keeping the memory costs its peak amount until
+    the process ends, which is what a simulation needs anyway.
+
+    For the whole process; call it at start-up, before threads and large tensors exist. All
+    threads share one arena afterwards: only that one can hold a large tensor's memory, the
+    arenas of threads are cut into heaps of 64 MiB.
+    """
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "gnu_get_libc_version"):  # musl, macOS: other allocators, other knobs
+        return False
+    settings = {_M_TRIM_THRESHOLD: _LARGEST, _M_MMAP_THRESHOLD: _LARGEST, _M_ARENA_MAX: 1}
+    accepted = [libc.mallopt(parameter, value) for parameter, value in settings.items()]
+    return all(accepted)
+
+
+@contextmanager
+def deterministic(on: bool, device: torch.device) -> Iterator[None]:
+    """Deterministic operators inside (`on`) or torch's quickest ones; the former mode outside.
+
+    The switches are torch's and hold for all threads of the process. An operator that has no
+    deterministic form then raises an error that names it. On the CPU the operators of the models
+    here are deterministic anyway; on CUDA other algorithms of cuDNN, cuBLAS and of scatter are
+    chosen.
+    """
+    if device.type == "cuda" and on:
+        # Read by cuBLAS when it starts on a device; without it torch refuses matrix products.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    memory: Any = torch.utils.deterministic  # its switch is no attribute that a checker can see
+    cudnn = torch.backends.cudnn
+    mode = torch.get_deterministic_debug_mode()
+    before = (memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark)
+    # The same switch as torch.use_deterministic_algorithms, which besides imports the compiler
+    # (seconds) to tell it; nothing is compiled here.
+    torch.set_deterministic_debug_mode("error" if on else "default")
+    cudnn.deterministic, cudnn.benchmark = on, device.type == "cuda" and not on
+    if mode == 0:
+        # Filling every new tensor with NaN finds errors, at a cost; whoever wants it has already
+        # switched the mode on.
+        memory.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(mode)
+        memory.fill_uninitialized_memory, cudnn.deterministic, cudnn.benchmark = before

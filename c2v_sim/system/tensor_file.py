@@ -1,10 +1,12 @@
 """Tensors in a safetensors file that is whole or absent, and says so when its bytes have changed.
 
-The checksum (SHA-256 over name, dtype, shape and bytes of every tensor) is stored in the file.
+The checksum (SHA-256 over name, dtype, shape and bytes of every tensor, or what the caller takes in
+its place) is stored in the file. `cached` is for tensors that can be made anew.
 """
 
 import hashlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,8 +16,10 @@ from torch import Tensor
 
 from c2v_sim.system.files import replacing
 
+Tensors = dict[str, Tensor]
 
-def checksum(tensors: dict[str, Tensor]) -> str:
+
+def checksum(tensors: Tensors) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -24,16 +28,16 @@ def checksum(tensors: dict[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def read(path: Path) -> dict[str, Tensor] | None:
+def read(path: Path, digest: Callable[[Tensors], str] = checksum) -> Tensors | None:
     """The tensors; None if there is no file, or (with a notice) if it is damaged."""
     try:
         with safe_open(str(path), framework="pt") as file:
             expected = (file.metadata() or {}).get("sha256")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if checksum(tensors) == expected:
+        if digest(tensors) == expected:
             return tensors
         why = "its bytes do not match their checksum"
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, SafetensorError) as error:
         why = str(error)
@@ -41,10 +45,33 @@ def read(path: Path) -> dict[str, Tensor] | None:
     return None
 
 
-def write(path: Path, tensors: dict[str, Tensor]) -> None:
+def write(path: Path, tensors: Tensors, digest: Callable[[Tensors], str] = checksum) -> None:
     """Atomically; raises OSError where the folder cannot be written."""
     with replacing(path, shared=True) as temporary:
         try:
-            save_file(tensors, temporary, metadata={"sha256": checksum(tensors)})
+            save_file(tensors, temporary, metadata={"sha256": digest(tensors)})
         except SafetensorError as error:  # a full disk, for example
             raise OSError(str(error)) from error
+
+
+def cached(
+    path: Path, make: Callable[[], Tensors], digest: Callable[[Tensors], str] = checksum
+) -> Tensors:
+    """What `path` holds, or what `make` gives, which is then kept there for the next time.
+
+    Data that cannot be kept is still good data, so that is only a warning.
+    """
+    kept = read(path, digest)
+    if kept is not None:
+        return kept
+    tensors = make()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, tensors, digest)
+    except OSError as error:
+        print(
+            f"warning: cannot cache the data in {path.parent} ({error}); every run will make it "
+            "anew (choose another folder with --data-dir)",
+            file=sys.stderr,
+        )
+    return tensors

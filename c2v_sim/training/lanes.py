@@ -18,10 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.system.machine import intra_op_threads, usable_cores
+from c2v_sim.system.machine import free_memory, intra_op_threads, usable_cores
 from c2v_sim.training.arena import Layout
 from c2v_sim.training.local_client import LocalClient
-from c2v_sim.training.memory import free_memory
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

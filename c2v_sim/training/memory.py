@@ -14,17 +14,11 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from c2v_sim.system.machine import free_memory
 from c2v_sim.system.text import in_bytes
 from c2v_sim.training.client_rows import Budget, ClientRows
 
 SHARE = 0.85  # of the memory that is free now; the rest is for activations and the system
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can be taken now on `device`."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
 
 
 def lane_bytes(

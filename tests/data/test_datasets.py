@@ -9,9 +9,13 @@ import sys
 import pytest
 import torch
 
-from c2v_sim.data import load as datasets
-from c2v_sim.data.load import DataError, load_dataset
+from c2v_sim.config import RunConfig
+from c2v_sim.data.dataset import content_hash
+from c2v_sim.data.load import DATASETS, default_data_dir, load_dataset
 from c2v_sim.data.sources import shapes
+from c2v_sim.data.sources.source import Source
+from c2v_sim.models import MODELS
+from c2v_sim.system.errors import DataError, Unreachable
 
 
 @pytest.fixture
@@ -41,7 +45,7 @@ def test_batch_is_channels_last_for_free(small):
 
 
 def test_default_sizes():
-    assert (datasets.SHAPES_TRAIN, datasets.SHAPES_TEST) == (50_000, 10_000)
+    assert (shapes.TRAIN_SIZE, shapes.TEST_SIZE) == (50_000, 10_000)
 
 
 def test_content_hash_is_as_documented(small):
@@ -60,7 +64,7 @@ def test_content_hash_ignores_strides(small):
     tensors = {"x_train": small.x_train, "y_train": small.y_train}
     strided = {k: torch.stack([t, t], dim=-1)[..., 0] for k, t in tensors.items()}
     assert not strided["x_train"].is_contiguous()
-    assert datasets.content_hash(strided) == datasets.content_hash(tensors)
+    assert content_hash(strided) == content_hash(tensors)
 
 
 # ---- refusals -------------------------------------------------------------------------------
@@ -105,6 +109,52 @@ def test_data_folder_must_not_be_a_file(tmp_path):
 def test_dataset_checks_its_fields(small, change, message):
     with pytest.raises(DataError, match=message):
         dataclasses.replace(small, **change(small))
+
+
+# ---- sources --------------------------------------------------------------------------------
+
+
+def test_a_new_data_set_is_one_source(small, tmp_path, monkeypatch, capsys):
+    """Loaded by name, with what it was asked for; where it is not there its stand-in is."""
+    asked = []
+
+    def load(request):
+        asked.append(request)
+        if request.folder == tmp_path / "empty":
+            raise Unreachable("dots is not there")
+        return small
+
+    standin = shapes.stand_in("dots")
+    monkeypatch.setitem(
+        DATASETS, "dots", Source("Dots", load, standin=standin, remedy="draw it in {folder}")
+    )
+    assert load_dataset("dots", data_dir=tmp_path, seed=5, sample_fraction=0.3) is small
+    assert (asked[0].folder, asked[0].seed, asked[0].sample_fraction) == (tmp_path, 5, 0.3)
+    empty = {"data_dir": tmp_path / "empty", "train_size": 60, "test_size": 60}
+    data = load_dataset("dots", **empty)
+    assert (data.name, data.standin_for) == ("dots-standin(shapes)", "dots")
+    expected = (
+        "STAND-IN DATA: dots is not there, so this run uses rendered shapes instead and its "
+        f"results say nothing about Dots; to get the real data, draw it in {tmp_path}/empty."
+    )
+    assert expected in capsys.readouterr().err
+    for changes, options in (({}, {"require_real_data": True}), ({"standin": None}, {})):
+        monkeypatch.setitem(DATASETS, "dots", dataclasses.replace(DATASETS["dots"], **changes))
+        with pytest.raises(DataError, match=r"dots is not there; draw it in .*empty$"):
+            load_dataset("dots", **empty, **options)
+
+
+def test_facts_of_the_sources():
+    def names(fact):
+        return [name for name, source in DATASETS.items() if getattr(source, fact)]
+
+    assert names("own_clients") == names("text") == names("model") == ["shakespeare"]
+    assert names("chosen_by_seed") == ["shakespeare", "domainnet"]
+    assert names("standin") == ["cifar10", "shakespeare", "domainnet", "pacs"]
+    settings = [field.name for field in dataclasses.fields(RunConfig)]
+    for source in DATASETS.values():
+        assert set(source.settings) <= set(settings)
+        assert source.model in (None, *MODELS)
 
 
 # ---- cache ----------------------------------------------------------------------------------
@@ -184,6 +234,6 @@ def test_full_disk_leaves_no_rubbish(tmp_path):
 
 def test_default_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("C2V_DATA", str(tmp_path))
-    assert datasets.default_data_dir() == tmp_path
+    assert default_data_dir() == tmp_path
     monkeypatch.setenv("C2V_DATA", "")
-    assert datasets.default_data_dir().name == "c2v_sim"
+    assert default_data_dir().name == "c2v_sim"

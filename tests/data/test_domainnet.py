@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from c2v_sim import Federation, load_dataset, make_partition
-from c2v_sim.data.load import DataError
 from c2v_sim.data.sources import domainnet
 from c2v_sim.data.sources.domainnet import DOMAINS, chosen_classes
+from c2v_sim.system.errors import DataError
 
 TRAIN, TEST, SEED = 3, 1, 0  # images of a class and domain
 

@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from c2v_sim import Federation
-from c2v_sim.data.load import DataError
+from c2v_sim.system.errors import DataError
 
 
 def save(path, value, size=(8, 6)):

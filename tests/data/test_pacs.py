@@ -10,10 +10,12 @@ import torch
 from PIL import Image
 from real_data import real_data_dir
 
-from c2v_sim.data.load import DataError, content_hash, load_dataset
+from c2v_sim.data.dataset import content_hash
+from c2v_sim.data.load import load_dataset
 from c2v_sim.data.sources import pacs
 from c2v_sim.index import __main__ as index
 from c2v_sim.run import __main__ as run
+from c2v_sim.system.errors import DataError
 
 CELLS = [(domain, kind) for domain in pacs.DOMAIN_NAMES for kind in pacs.CLASS_NAMES]
 COUNTS = dict.fromkeys(pacs.DOMAIN_NAMES, (5, 6, 5, 7, 10, 5, 5))
@@ -171,7 +173,7 @@ def test_a_changed_image_is_decoded_anew(tiny, tmp_path):
 def test_data_that_cannot_be_cached_is_still_returned(tiny, tmp_path, monkeypatch, capsys):
     write_tree(tiny, tmp_path)
 
-    def full(path, tensors):
+    def full(path, tensors, digest):
         raise OSError("no space left")
 
     monkeypatch.setattr(pacs.tensor_file, "write", full)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from c2v_sim.data import dirichlet as lda_module
+from c2v_sim.data import dirichlet
 from c2v_sim.data.partition import PARTITIONERS, Partition, make_partition
 from c2v_sim.system.seeding import PARTITION, SHUFFLE, rng, torch_seed
 
@@ -130,7 +130,7 @@ def test_draw_at_the_rounded_end_takes_the_last_class_with_samples():
     )
     left = np.full(classes + 1, 5)
     share = np.append(np.full(classes, 1 / classes), 0.0)
-    labels = lda_module._draw_labels(share, left, np.array([largest]))
+    labels = dirichlet._draw_labels(share, left, np.array([largest]))
     assert labels.tolist() == [classes - 1]
     assert left.tolist() == [5] * (classes - 1) + [4, 5]
 
@@ -263,7 +263,7 @@ def test_per_class_gives_a_partition_or_says_what_to_change(clients, alpha, seed
 
 
 def test_per_class_gives_up_instead_of_hanging(monkeypatch):
-    monkeypatch.setattr(lda_module, "MAX_ATTEMPTS", 20)
+    monkeypatch.setattr(dirichlet, "MAX_ATTEMPTS", 20)
     with pytest.raises(ValueError, match=r"20 draws .* fewer clients than 24, an alpha larger"):
         make_partition("dirichlet", Y, Y_TEST, clients=24, seed=0, alpha=0.01, lda="per_class")
 
@@ -373,6 +373,33 @@ def test_damaged_files_are_named(tmp_path, damage):
     else:
         path.write_bytes(b"" if damage == "empty" else b"not a partition")
     with pytest.raises(ValueError, match=r"broken\.npz: not a readable partition file"):
+        Partition.load(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "array"),
+    [("train_ids", np.float64(3.0)), ("train_sizes", np.array(["a"])), ("domains", np.arange(3))],
+)
+def test_files_with_strange_arrays_are_named(tmp_path, name, array):
+    path = tmp_path / "strange.npz"
+    make_partition("iid", Y, Y_TEST, clients=8, seed=0).save(path)
+    with np.load(path) as file:
+        arrays = dict(file) | {name: array}
+    np.savez(path, **arrays)
+    with pytest.raises(ValueError, match=r"strange\.npz: not a readable partition file"):
+        Partition.load(path)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, AttributeError])
+def test_what_is_no_damage_passes_through(tmp_path, monkeypatch, kind):
+    path = tmp_path / "whole.npz"
+    make_partition("iid", Y, Y_TEST, clients=8, seed=0).save(path)
+
+    def fails(*_, **__):
+        raise kind("not the file's fault")
+
+    monkeypatch.setattr(np.lib.format, "read_array", fails)
+    with pytest.raises(kind, match="not the file's fault"):
         Partition.load(path)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from c2v_sim.data.load import Dataset, content_hash
+from c2v_sim.data.dataset import Dataset, content_hash
 from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.encoders import embed as embeddings
 from c2v_sim.index.encoders.builtin import BuiltinEncoder

@@ -122,7 +122,7 @@ def test_global_generator_is_untouched_even_after_an_error():
 
 def test_modules_built_after_the_base_leave_its_weights_alone():
     with seeded_construction(5):
-        base = MODELS["mlp"](10, (7,), "batch")
+        base = MODELS["mlp"](10, (7,))
         nn.Linear(200, 512)
     alone = build("mlp", input_shape=(7,), seed=5)
     assert torch.equal(base.classifier.weight, alone.classifier.weight)

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torchvision_models import torchvision_models
 
-from c2v_sim.models import build_model, load_pretrained
+from c2v_sim.models import build_model, load_pretrained, pretrained
+from c2v_sim.models.pretrained import read_state_dict
 
 
 def resnet8(classes=4, seed=0, norm="batch"):
@@ -100,6 +101,49 @@ def test_unreadable_files_are_named(tmp_path):
         load_pretrained(resnet8(), tmp_path / "absent.pth")
     with pytest.raises(ValueError, match="must hold a state dict"):
         load_pretrained(resnet8(), saved([torch.zeros(1)], tmp_path / "list.pth"))
+
+
+def test_every_damaged_byte_is_named_or_does_not_matter(tmp_path):
+    """In both forms that torch has written; what torch itself does not notice may be loaded."""
+    state = {"weight": torch.arange(4.0)}
+    for zipped in (True, False):
+        path = tmp_path / "weights.pth"
+        torch.save(state, path, _use_new_zipfile_serialization=zipped)
+        content, named = path.read_bytes(), 0
+        for at in range(0, len(content), 3):
+            for damaged in (
+                content[:at] + bytes([content[at] ^ 0xFF]) + content[at + 1 :],
+                content[:at],
+            ):
+                path.write_bytes(damaged)
+                try:
+                    read_state_dict(path)
+                except ValueError as error:
+                    named += str(path) in str(error)
+        assert named > len(content) / 3
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("no more"),
+        AttributeError("no more"),
+        TypeError("no more"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: no more"),
+    ],
+)
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_what_is_no_damage_passes_through(tmp_path, monkeypatch, error, suffix):
+    path = saved(resnet8().state_dict(), tmp_path / f"whole{suffix}")
+
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(torch, "load", fails)
+    monkeypatch.setattr(pretrained, "load_file", fails)
+    with pytest.raises(type(error), match="no more") as caught:
+        load_pretrained(resnet8(), path)
+    assert caught.value is error
 
 
 def mobilenet_file():

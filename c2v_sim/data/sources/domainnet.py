@@ -11,22 +11,23 @@ finished is not decoded again.
 """
 
 import hashlib
-import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from c2v_sim.data.dataset import Dataset, dataset_of
+from c2v_sim.data.sources import shapes
 from c2v_sim.data.sources.image_files import decode_all
+from c2v_sim.data.sources.source import Request, Source
 from c2v_sim.system import tensor_file
-from c2v_sim.system.errors import DataError
+from c2v_sim.system.archive import DAMAGED_ZIP
+from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.seeding import CLASSES, rng
 
 DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
@@ -38,12 +39,10 @@ PAGE = "http://ai.bu.edu/M3SDA/"
 FORMAT = "1"  # of the decoded files: another decoder or size needs another number
 
 
-class Images(NamedTuple):
-    """The chosen classes of all domains."""
-
-    tensors: dict[str, Any]  # x_, y_ and domain_ of train and test
-    class_names: tuple[str, ...]
-    source: str
+REMEDY = (
+    f"place the six archives (cleaned version) and the list files of {PAGE} in {{folder}}/domainnet"
+    ", or name the folder that holds `domainnet` with --data-dir"
+)
 
 
 @dataclass(frozen=True)
@@ -74,27 +73,49 @@ def missing_files(folder: Path) -> list[str]:
     return [name for name in lists + archives if not (folder / name).is_file()]
 
 
-def load(folder: Path, seed: int, progress: bool = True) -> Images:
+def load(request: Request) -> Dataset:
+    """The chosen classes; data that was begun and is not complete is refused."""
+    own = request.folder / "domainnet"
+    if missing := missing_files(own):
+        absent = f"domainnet is not complete in {own}: no {', '.join(missing)}"
+        if own.is_dir() and any(own.iterdir()):  # so it is meant
+            raise DataError(f"{absent}; {REMEDY.format(folder=request.folder)}")
+        raise Unreachable(absent)
+    if request.train_size or request.test_size:
+        raise DataError("domainnet: train_size and test_size are for shapes and cifar10")
+    return read(own, request.seed, request.progress)
+
+
+SOURCE = Source(
+    "DomainNet", load, standin=shapes.stand_in("domainnet"), remedy=REMEDY, chosen_by_seed=True
+)
+
+
+def read(folder: Path, seed: int, progress: bool = True) -> Dataset:
     """Read the chosen classes; DataError names what is damaged, incomplete or inconsistent."""
     chosen = chosen_classes(seed)
     parts: dict[str, list[Tensor]] = {}
     names: dict[int, str] = {}
-    places = []
     for number, domain in enumerate(DOMAINS):
         lists = {split: read_list(folder / f"{domain}_{split}.txt") for split in SPLITS}
         lists = {split: lines.of(chosen) for split, lines in lists.items()}
         images = _domain_images(folder, domain, lists, progress)
-        places.append(domain if (folder / domain).is_dir() else f"{domain}.zip")
         for split, lines in lists.items():
             _collect_names(names, lines, f"{domain}_{split}.txt")
             labels = torch.from_numpy(np.searchsorted(chosen, lines.labels))
             parts.setdefault(f"x_{split}", []).append(images[split])
             parts.setdefault(f"y_{split}", []).append(labels)
             parts.setdefault(f"domain_{split}", []).append(torch.full_like(labels, number))
-    tensors = {key: torch.cat(tensors) for key, tensors in parts.items()}
-    class_names = tuple(names.get(label, f"class {label}") for label in chosen.tolist())
-    source = f"{', '.join(places)}; {CHOSEN_CLASSES} of {ALL_CLASSES} classes by seed {seed}"
-    return Images(tensors, class_names, source)
+    places = ", ".join(_place(folder, domain).name for domain in DOMAINS)
+    return dataset_of(
+        {key: torch.cat(tensors) for key, tensors in parts.items()},
+        name="domainnet",
+        class_names=tuple(names.get(label, f"class {label}") for label in chosen.tolist()),
+        domain_names=DOMAINS,
+        mean=MEAN,
+        std=STD,
+        source=f"{places}; {CHOSEN_CLASSES} of {ALL_CLASSES} classes by seed {seed}",
+    )
 
 
 def read_list(path: Path) -> Lines:
@@ -142,48 +163,50 @@ def _domain_images(
         )
     key = hashlib.sha256(repr((FORMAT, SIZE, sorted(paths.items()))).encode()).hexdigest()
     cache = folder / f"decoded-{domain}-{key[:16]}.safetensors"
-    images = tensor_file.read(cache)
-    if images is not None:
-        return images
+    return tensor_file.cached(cache, lambda: _decode(folder, domain, paths, progress))
+
+
+def _decode(
+    folder: Path, domain: str, paths: dict[str, list[str]], progress: bool
+) -> dict[str, Tensor]:
     with _reader(folder, domain, paths["train"] + paths["test"]) as read:
-        images = {
-            split: torch.from_numpy(
-                decode_all(paths[split], read, SIZE, f"{domain} {split}", progress)
-            )
-            for split in SPLITS
-        }
-    try:
-        tensor_file.write(cache, images)
-    except OSError as error:
-        print(
-            f"warning: cannot keep the decoded images in {folder} ({error}); every run will "
-            "decode them anew",
-            file=sys.stderr,
-        )
-    return images
+        images = {}
+        for split in SPLITS:
+            try:
+                x = decode_all(paths[split], read, SIZE, f"{domain} {split}", progress)
+            except DataError as error:  # names the image
+                raise _damaged(_place(folder, domain), error) from error
+            images[split] = torch.from_numpy(x)
+        return images
 
 
 @contextmanager
 def _reader(folder: Path, domain: str, paths: list[str]) -> Iterator[Callable[[str], bytes]]:
-    """path → content, from the unpacked folder or the archive; damage names the place."""
-    place = folder / domain if (folder / domain).is_dir() else folder / f"{domain}.zip"
-    remedy = "fetch it again" if place.suffix == ".zip" else "unpack it again"
+    """path → content, from the unpacked folder or the archive, which must hold all `paths`."""
+    place = _place(folder, domain)
+    if place.suffix != ".zip":
+        absent = [path for path in paths if not (folder / path).is_file()]
+        _refuse_absent(place, absent, len(paths))
+        yield lambda path: (folder / path).read_bytes()
+        return
     try:
-        if place.suffix != ".zip":
-            absent = [path for path in paths if not (folder / path).is_file()]
-            _refuse_absent(place, absent, len(paths))
-            yield lambda path: (folder / path).read_bytes()
-            return
-        with zipfile.ZipFile(place) as archive:
-            members = set(archive.namelist())
-            _refuse_absent(place, [path for path in paths if path not in members], len(paths))
-            yield archive.read  # may be called from several threads
-    except DataError:
-        raise
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
-        raise DataError(
-            f"domainnet: {place} is incomplete or damaged ({error}); {remedy} from {PAGE}"
-        ) from error
+        archive = zipfile.ZipFile(place)
+    except DAMAGED_ZIP as error:
+        raise _damaged(place, error) from error
+    with archive:
+        members = set(archive.namelist())
+        _refuse_absent(place, [path for path in paths if path not in members], len(paths))
+        yield archive.read  # may be called from several threads
+
+
+def _place(folder: Path, domain: str) -> Path:
+    """Where the images of a domain are: unpacked, or in the archive."""
+    return folder / domain if (folder / domain).is_dir() else folder / f"{domain}.zip"
+
+
+def _damaged(place: Path, error: Exception) -> DataError:
+    remedy = "fetch it again" if place.suffix == ".zip" else "unpack it again"
+    return DataError(f"domainnet: {place} is incomplete or damaged ({error}); {remedy} from {PAGE}")
 
 
 def _refuse_absent(place: Path, absent: list[str], listed: int) -> None:

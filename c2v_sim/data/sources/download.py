@@ -1,10 +1,16 @@
-"""Fetches one file over HTTP: checksum, resume, progress, and a quick answer when offline.
+"""Fetches one file over HTTP, or a package of npm: progress, and a quick answer when offline.
 
 Enters: a URL, the target path, its MD5 (where known). Leaves: the verified file at the target path.
 An interrupted transfer stays as `<target>.part` and is continued by the next call. The target
 itself appears only after its checksum was right, so a file that exists is a whole file.
 """
 
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pooch
@@ -112,3 +118,37 @@ def _reason(error: requests.RequestException) -> str:
         cause = getattr(error.args[0], "reason", error.args[0])
         return str(cause).rsplit(": ", 1)[-1]
     return str(error)
+
+
+@contextmanager
+def npm_package(
+    name: str, folder: Path, megabytes: int, *, progress: bool = True
+) -> Iterator[Path]:
+    """The archive of the package `name` (with its version); it is gone after the block."""
+    npm = shutil.which("npm")
+    if npm is None:
+        raise Unreachable("npm is not installed")
+    # A short question first: `npm pack` itself would wait for minutes on a silent network.
+    _run([npm, "view", name, "dist.tarball", "--fetch-retries=0"], None, seconds=6)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        if progress:
+            print(f"fetching {name} with npm ", file=sys.stderr)
+        _run([npm, "pack", name, "--ignore-scripts"], temporary, seconds=1800)
+        packages = list(Path(temporary).glob("*.tgz"))
+        if len(packages) != 1:
+            raise DataError(f"npm pack {name} left {len(packages)} files, not one")
+        yield packages[0]
+
+
+def _run(command: list[str], folder: str | None, seconds: float) -> None:
+    what = " ".join(["npm", *command[1:3]])
+    try:
+        subprocess.run(
+            command, cwd=folder, timeout=seconds, check=True, capture_output=True, text=True
+        )
+    except subprocess.TimeoutExpired as error:
+        raise Unreachable(f"{what}: no answer in time") from error
+    except subprocess.CalledProcessError as error:
+        first = (error.stderr.strip() or f"exit code {error.returncode}").splitlines()[0]
+        raise Unreachable(f"{what}: {first}") from error

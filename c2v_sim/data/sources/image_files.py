@@ -11,10 +11,14 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
+from c2v_sim.system.archive import DAMAGED_ZIP
+from c2v_sim.system.errors import DataError
 from c2v_sim.system.machine import usable_cores
 
+# What Pillow raises on damaged images; those too large to be meant are among them.
+DAMAGED_IMAGE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".ppm")
-CHUNK = 64  # images a task: enough to make its overhead nothing
+CHUNK = 64  # images per task: enough to make its overhead nothing
 
 
 def decode(content: bytes, size: tuple[int, int] | None) -> np.ndarray:
@@ -33,7 +37,10 @@ def decode_all(
     what: str,
     progress: bool,
 ) -> np.ndarray:
-    """All images in the order of `names`, uint8 [N, H, W, 3]; ValueError names a broken one."""
+    """All images in the order of `names`, uint8 [N, H, W, 3]; DataError names a damaged one.
+
+    `read` gives the content of a file, from a folder or a zip archive; it is called from threads.
+    """
     out = np.empty((len(names), *size, 3), dtype=np.uint8)
 
     def decode_chunk(begin: int) -> int:
@@ -41,8 +48,8 @@ def decode_all(
         for row, name in enumerate(chunk, begin):
             try:
                 out[row] = decode(read(name), size)
-            except Exception as error:  # every codec has its own kinds
-                raise ValueError(f"{name}: {str(error) or type(error).__name__}") from error
+            except (*DAMAGED_IMAGE, *DAMAGED_ZIP) as error:
+                raise DataError(f"{name}: {str(error) or type(error).__name__}") from error
         return len(chunk)
 
     tasks: list[Future[int]] = []

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from c2v_sim.data.sources.image_files import SUFFIXES, decode_all
+from c2v_sim.data.sources.image_files import DAMAGED_IMAGE, SUFFIXES, decode_all
 from c2v_sim.system.errors import DataError
 
 SPLITS = ("train", "test")
@@ -92,7 +92,7 @@ def _common_size(files: Files) -> tuple[int, int]:
         try:
             with Image.open(path) as image:
                 sizes.setdefault((image.height, image.width), path)
-        except (OSError, UnidentifiedImageError) as error:
+        except DAMAGED_IMAGE as error:
             raise DataError(f"from_image_folders: cannot read {path}: {error}") from error
         if len(sizes) > 1:
             (one, first), (other, second) = list(sizes.items())
@@ -110,7 +110,7 @@ def _decode(
     paths = [str(path) for _, _, path in files]
     try:
         x = decode_all(paths, lambda path: Path(path).read_bytes(), size, "images", progress)
-    except ValueError as error:
+    except DataError as error:
         raise DataError(f"from_image_folders: cannot read {error}") from error
     y = np.array([number[name] for _, name, _ in files], dtype=np.int64)
     return x, y, np.array([client for client, _, _ in files])

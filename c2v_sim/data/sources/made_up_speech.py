@@ -1,6 +1,6 @@
 """Made-up speech, the stand-in where the plays cannot be had: it can be learned, no more.
 
-Enters: numbers of roles and words. Leaves: one string a role, by name, the form of `shakespeare`.
+Enters: numbers of roles and words. Leaves: one string per role, by name, the form of `shakespeare`.
 """
 
 import numpy as np

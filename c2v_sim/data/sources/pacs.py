@@ -12,22 +12,19 @@ depends on nothing but the names: neither on the form of the data nor on a rando
 """
 
 import hashlib
-import sys
-import zipfile
-import zlib
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
-from tqdm import tqdm
 
-from c2v_sim.system import tensor_file
-from c2v_sim.system.errors import DataError
-from c2v_sim.system.machine import usable_cores
+from c2v_sim.data.dataset import Dataset, dataset_of
+from c2v_sim.data.sources import shapes
+from c2v_sim.data.sources.image_files import decode_all
+from c2v_sim.data.sources.source import Request, Source, first_samples
+from c2v_sim.system import archive, tensor_file
+from c2v_sim.system.errors import DataError, Unreachable
 
 SIDE = 64
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's, as is usual with PACS
@@ -40,11 +37,39 @@ COUNTS = {
     "cartoon": (389, 457, 346, 135, 324, 288, 405),
     "sketch": (772, 740, 753, 608, 816, 80, 160),
 }
+NPZ_ARRAYS = ("x", "label", "domain", "names", "class_names", "domain_names")
 SUFFIXES = (".jpg", ".jpeg", ".png")
 CACHE_VERSION = 1  # raise it whenever decoding, resampling or the split changes
 REMEDY = (
-    "pacs64.npz, or the folders photo, art_painting, cartoon and sketch with the images of a class "
-    "in a folder each"
+    "pacs64.npz, or the folders photo, art_painting, cartoon and sketch with one folder of images "
+    "per class"
+)
+
+
+def load(request: Request) -> Dataset:
+    """The published images, or the first of them in the mixed order."""
+    found = find(request.folder, request.progress)
+    if found is None:
+        raise Unreachable(
+            f"pacs is not in {request.folder}, and it cannot be downloaded by program"
+        )
+    dataset = dataset_of(
+        found[0],
+        name="pacs",
+        class_names=CLASS_NAMES,
+        domain_names=DOMAIN_NAMES,
+        mean=MEAN,
+        std=STD,
+        source=found[1],
+    )
+    return first_samples(dataset, request)
+
+
+SOURCE = Source(
+    "PACS",
+    load,
+    standin=shapes.stand_in("pacs", "rendered shapes (six domains)"),
+    remedy=f"place there {REMEDY}, or name the folder that has them with --data-dir",
 )
 
 
@@ -64,31 +89,34 @@ def find(data_dir: Path, progress: bool = True) -> tuple[dict[str, Tensor], str]
 def read_npz(path: Path) -> tuple[np.ndarray, list[str]]:
     """Images uint8 [N, 64, 64, 3] and their names "<domain>/<class>/<file>"."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            x, label, domain = file["x"], file["label"], file["domain"]
-            names = [str(name) for name in file["names"]]
-            classes, domains = file["class_names"].tolist(), file["domain_names"].tolist()
+        arrays = archive.read_npz(path, NPZ_ARRAYS)
+        x, names = arrays["x"], [str(name) for name in arrays["names"].ravel()]
         if x.dtype != np.uint8 or x.shape != (len(names), SIDE, SIDE, 3):
             expected = f"uint8 [{len(names)}, {SIDE}, {SIDE}, 3]"
             raise ValueError(f"x must be {expected}, got {x.dtype} {x.shape}")
-        told = [f"{domains[d]}/{classes[k]}" for d, k in zip(domain, label, strict=True)]
-    except (
-        OSError,
-        EOFError,
-        KeyError,
-        IndexError,
-        ValueError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as e:
+        kinds = _names_of(arrays["domain"], arrays["domain_names"], len(names))
+        things = _names_of(arrays["label"], arrays["class_names"], len(names))
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"pacs: cannot read {path} (truncated or damaged?): {e or type(e).__name__}; replace it"
-        ) from e
+            f"pacs: cannot read {path} (truncated or damaged?): {error}; replace it"
+        ) from error
+    told = [f"{kind}/{thing}" for kind, thing in zip(kinds, things, strict=True)]
     for name, cell in zip(names, told, strict=True):
         if not name.startswith(f"{cell}/"):
             raise DataError(f"pacs: {path} calls {name} a {cell}; replace the file")
     _check_counts(names, path)
     return x, names
+
+
+def _names_of(numbers: np.ndarray, names: np.ndarray, count: int) -> list[str]:
+    """The names that `numbers` [count] mean."""
+    whole = numbers.dtype.kind in "iu" and numbers.shape == (count,) and names.ndim == 1
+    if not whole or numbers.min(initial=0) < 0 or numbers.max(initial=0) >= len(names):
+        raise ValueError(
+            f"labels and domains must be [{count}] whole numbers below {names.size}, got "
+            f"{numbers.dtype} {numbers.shape}"
+        )
+    return [str(name) for name in names[numbers]]
 
 
 def _check_counts(names: list[str], path: Path) -> None:
@@ -125,9 +153,6 @@ def _split(x: np.ndarray, names: list[str]) -> dict[str, Tensor]:
     return arrays
 
 
-# ---- a tree of images -----------------------------------------------------------------------
-
-
 def _from_tree(root: Path, data_dir: Path, progress: bool) -> tuple[dict[str, Tensor], str]:
     names = sorted(
         f"{domain}/{kind}/{path.name}"
@@ -143,46 +168,22 @@ def _from_tree(root: Path, data_dir: Path, progress: bool) -> tuple[dict[str, Te
         status = (root / name).stat()
         digest.update(f"{name} {status.st_size} {status.st_mtime_ns}\n".encode())
     path = data_dir / f"pacs{SIDE}-{digest.hexdigest()[:16]}.safetensors"
-    arrays = tensor_file.read(path)
-    if arrays is None:
-        arrays = _split(decode(root, names, progress), names)
-        try:
-            tensor_file.write(path, arrays)
-        except OSError as error:
-            print(
-                f"warning: cannot cache the data in {data_dir} ({error}); every run will decode "
-                "the images anew (choose another folder with --data-dir)",
-                file=sys.stderr,
-            )
+    arrays = tensor_file.cached(path, lambda: _split(decode(root, names, progress), names))
     return arrays, f"{len(names)} images, bilinear to {SIDE}×{SIDE}, split 80/20 by hash of name"
 
 
 def decode(root: Path, names: list[str], progress: bool = True) -> np.ndarray:
     """uint8 [N, 64, 64, 3] of the named files, in parallel; a damaged one is named and refused."""
-    x = np.empty((len(names), SIDE, SIDE, 3), dtype=np.uint8)
-
-    def read(i: int) -> None:
-        path = root / names[i]
-        try:
-            with Image.open(path) as image:
-                small = image.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-            raise DataError(
-                f"pacs: cannot decode {path} (truncated or damaged?): {error}; replace it"
-            ) from error
-        x[i] = np.asarray(small)
-
-    threads = ThreadPoolExecutor(usable_cores(), "pacs")
-    with tqdm(
-        total=len(names),
-        unit="image",
-        desc="decode PACS (once)",
-        disable=None if progress else True,  # None: only in a terminal
-        dynamic_ncols=True,
-    ) as bar:
-        try:
-            for _ in threads.map(read, range(len(names))):
-                bar.update()
-        finally:
-            threads.shutdown(cancel_futures=True)  # after an error the rest is of no use
-    return x
+    paths = [str(root / name) for name in names]
+    try:
+        return decode_all(
+            paths,
+            lambda path: Path(path).read_bytes(),
+            (SIDE, SIDE),
+            "decode PACS (once)",
+            progress,
+        )
+    except DataError as error:
+        raise DataError(
+            f"pacs: cannot decode {error} (truncated or damaged?); replace it"
+        ) from error

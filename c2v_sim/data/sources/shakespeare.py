@@ -1,9 +1,9 @@
-"""Finds, downloads and reads Shakespeare's plays, and cuts them into the roles of LEAF.
+"""Finds, downloads and reads Shakespeare's plays, and makes the samples of LEAF from its roles.
 
-Enters: a folder with the raw text (Project Gutenberg #100, World Library edition). Leaves: one
-string a role (a role = a play and a character), then `Split`: one text of all chosen roles, uint8
-[T], in which training and test windows are start positions. The target of a window is the
-character after it.
+Enters: a folder with the raw text (Project Gutenberg #100, World Library edition), which plays.py
+cuts into one string per role. Leaves: `Split`, one text of all chosen roles, uint8 [T], in which
+training and test windows are start positions; then the data set, with roles as clients. The target
+of a window is the character after it.
 
 Order of work, as in LEAF (niid, split by sample): parse, sample whole roles, drop small roles,
 split each by time. LEAF samples roles in the order in which the file system lists them; here they
@@ -12,16 +12,19 @@ are sorted by name and then shuffled with the seed, so that a seed means the sam
 
 import hashlib
 import os
-import re
-import zipfile
-import zlib
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
+from c2v_sim.data.dataset import Dataset, content_hash
+from c2v_sim.data.sources import made_up_speech
 from c2v_sim.data.sources.download import fetch
+from c2v_sim.data.sources.plays import parse
+from c2v_sim.data.sources.source import Request, Source, StandIn
+from c2v_sim.data.text_windows import Windows
+from c2v_sim.system.archive import read_zip
 from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.seeding import PARTITION, rng
 
@@ -39,15 +42,70 @@ URLS = (  # where LEAF fetches it, and where the site has moved it since
 # hence the file's checksum); what is trained on must not.
 ROLES_SHA256 = "2868ac2b812aa1a5cab6e96d94f74362cc2a641f0f504988e8fca99e08f1d140"
 
-BYLINE = "by William Shakespeare"
-LAST_LINE = 124_195  # counted from 0 after the first line; poems and licence follow
-SPEAKER, CONTINUATION = re.compile(r"  ([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"    (.*)")
-# One play has lost its indentation.
-UNINDENTED = "THE COMEDY OF ERRORS"
-FLAT_SPEAKER, FLAT_CONTINUATION = re.compile(r"([a-zA-Z][a-zA-Z ]*)\. (.*)"), re.compile(r"(.*)")
+
+def load(request: Request) -> Dataset:
+    """The plays; another text than the published one is refused."""
+    if request.train_size or request.test_size:
+        raise DataError(
+            "shakespeare: choose its size by sample_fraction, not train_size, test_size"
+        )
+    roles, source = find(request.folder) or download(request.folder, request.progress)
+    return _dataset(request, roles, source)
 
 
-# ---- reading --------------------------------------------------------------------------------
+def load_standin(request: Request) -> Dataset:
+    """Made-up speech, cut in the same way."""
+    return _dataset(request, made_up_speech.speech(), "made up by c2v_sim", "shakespeare")
+
+
+SOURCE = Source(
+    "Shakespeare",
+    load,
+    standin=StandIn("made-up speech", load_standin),
+    remedy=f"place {TEXT} (Project Gutenberg #100, World Library edition, posted 2011) or "
+    f"{ARCHIVE} (from {URLS[0]}) in {{folder}}, or name the folder that has it with --data-dir",
+    own_clients=True,
+    chosen_by_seed=True,
+    text=True,
+    model="lstm",
+    settings=("sample_fraction", "min_samples", "train_fraction"),
+)
+
+
+def _dataset(
+    request: Request, roles: dict[str, str], source: str, standin_for: str | None = None
+) -> Dataset:
+    parts = split(
+        roles,
+        sample_fraction=request.sample_fraction,
+        min_samples=request.min_samples,
+        train_fraction=request.train_fraction,
+        seed=request.seed,
+    )
+    text = torch.from_numpy(parts.text)
+    train, test = torch.from_numpy(parts.x_train), torch.from_numpy(parts.x_test)
+    x_train, x_test = Windows(text, train, WINDOW), Windows(text, test, WINDOW)
+    y_train, y_test = text[train + WINDOW].long(), text[test + WINDOW].long()
+    arrays: dict[str, torch.Tensor | Windows] = {
+        "x_train": x_train, "y_train": y_train, "x_test": x_test, "y_test": y_test
+    }  # fmt: skip
+    return Dataset(
+        name=f"{standin_for}-standin(made-up-speech)" if standin_for else "shakespeare",
+        x_train=x_train,
+        y_train=y_train,
+        x_test=x_test,
+        y_test=y_test,
+        class_names=tuple(ALPHABET),
+        mean=(),
+        std=(),
+        source=f"{source}, sample_fraction {request.sample_fraction}, min_samples "
+        f"{request.min_samples}, train_fraction {request.train_fraction}, seed {request.seed}",
+        sha256=content_hash(arrays),
+        client_train=torch.from_numpy(parts.client_train),
+        client_test=torch.from_numpy(parts.client_test),
+        client_names=parts.names,
+        standin_for=standin_for,
+    )
 
 
 def find(folder: Path) -> tuple[dict[str, str], str] | None:
@@ -75,17 +133,15 @@ def download(folder: Path, progress: bool = True) -> tuple[dict[str, str], str]:
         except DataError:
             path.unlink(missing_ok=True)  # never mistaken for good data by the next run
             raise
-    raise Unreachable("; ".join(reasons))
+    raise Unreachable(
+        f"shakespeare is not in {folder} and could not be downloaded ({'; '.join(reasons)})"
+    )
 
 
 def _checked_roles(path: Path) -> dict[str, str]:
     try:
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as archive:
-                content = archive.read(MEMBER)
-        else:
-            content = path.read_bytes()
-    except (OSError, EOFError, KeyError, ValueError, zlib.error, zipfile.BadZipFile) as error:
+        (content,) = read_zip(path, [MEMBER]) if path.suffix == ".zip" else [path.read_bytes()]
+    except (OSError, ValueError) as error:
         raise DataError(
             f"shakespeare: cannot read {path} (truncated or damaged?): {error}; "
             "replace it, or remove it to have the data downloaded"
@@ -107,80 +163,6 @@ def roles_hash(roles: dict[str, str]) -> str:
     for name in sorted(roles):
         digest.update(f"{name}\t{roles[name]}\n".encode())
     return digest.hexdigest()
-
-
-# ---- parsing --------------------------------------------------------------------------------
-
-
-def parse(text: str) -> dict[str, str]:
-    """What each role says: spoken lines joined by spaces, runs of spaces made one.
-
-    Characters with two lines or fewer and plays with one character or none are left out.
-    """
-    roles: dict[str, list[str]] = {}
-    for title, characters in _plays(text.splitlines()[1:]):
-        if len(characters) > 1:
-            for character, lines in characters.items():
-                if len(lines) > 2:
-                    roles.setdefault(role_name(title, character), []).extend(lines)
-    # Every line ends with a line feed, the last one too.
-    return {
-        name: re.sub("  +", " ", "".join(f"{line} " for line in lines))
-        for name, lines in roles.items()
-    }
-
-
-def role_name(title: str, character: str) -> str:
-    """ALL_S_WELL_THAT_ENDS_WELL_HELENA for Helena of "ALL'S WELL THAT ENDS WELL"."""
-    return re.sub(r"\W+", "_", f"{title}_{character}".replace(" ", "_"))
-
-
-def _plays(lines: list[str]) -> list[tuple[str, dict[str, list[str]]]]:
-    """(title, lines by character in upper case) for each by-line from the second on."""
-    bylines = [i for i, line in enumerate(lines) if BYLINE in line][1:]  # the first: the sonnets
-    plays: list[tuple[str, dict[str, list[str]]]] = []
-    for begin, end in pairwise([*bylines, len(lines)]):
-        if begin > LAST_LINE:
-            break
-        title = _title(lines, begin)
-        plays.append((title, _characters(lines[begin + 1 : min(end, LAST_LINE + 1)], title)))
-    return plays
-
-
-def _title(lines: list[str], byline: int) -> str:
-    """The nearest text from two to seven lines above."""
-    for i in range(byline - 2, max(byline - 8, -1), -1):
-        if lines[i].strip():
-            return lines[i].strip()
-    raise DataError(
-        f"shakespeare: line {byline + 2} ({BYLINE!r}) has no title two to seven lines above it; "
-        "the text is not the edition that LEAF uses"
-    )
-
-
-def _characters(lines: list[str], title: str) -> dict[str, list[str]]:
-    """Who says which lines of one play."""
-    flat = title == UNINDENTED
-    speaker, continuation = (FLAT_SPEAKER, FLAT_CONTINUATION) if flat else (SPEAKER, CONTINUATION)
-    characters: dict[str, list[str]] = {}
-    current: list[str] | None = None
-    for line in lines:
-        if match := speaker.match(line):
-            name = match[1].upper()
-            if flat and name.startswith("ACT "):
-                current = None
-            else:
-                current = characters.setdefault(name, [])
-                current.append(match[2])
-        elif current is not None and (match := continuation.match(line)):
-            if flat and match[1].startswith("<"):
-                current = None
-            else:
-                current.append(match[1])
-    return characters
-
-
-# ---- samples --------------------------------------------------------------------------------
 
 
 class Split(NamedTuple):

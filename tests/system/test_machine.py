@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
 
@@ -17,7 +17,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C libr
 PROGRAM = """
 import resource, sys, threading
 import torch
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

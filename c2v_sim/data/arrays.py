@@ -1,0 +1,160 @@
+"""A user's arrays → checked samples, split into training and test, and the data set of them.
+
+Enters: x uint8 [N, H, W, C] or float [N, …], y [N] integers, a client id per sample. Errors name
+the argument of `Federation.from_arrays` that was wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+
+from c2v_sim.data.dataset import Dataset, dataset_of
+from c2v_sim.data.partition import make_partition
+from c2v_sim.system.seeding import PARTITION, rng
+
+Array = ArrayLike | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Samples, their classes and whose they are."""
+
+    x: np.ndarray  # uint8 [N, H, W, C] or float32 [N, …]
+    y: np.ndarray  # int64 [N]
+    owner: np.ndarray  # integers or strings [N]
+
+    def take(self, ids: np.ndarray) -> Samples:
+        return Samples(self.x[ids], self.y[ids], self.owner[ids])
+
+
+def dataset(
+    name: str,
+    train: Samples,
+    test: Samples,
+    class_names: Sequence[str] | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> Dataset:
+    """The data set of both parts; classes without names are called by their numbers."""
+    if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
+        raise ValueError(
+            f"from_arrays: x and x_test must agree in shape and dtype, got "
+            f"{train.x.dtype} {train.x.shape} and {test.x.dtype} {test.x.shape}"
+        )
+    means, deviations = _normalisation(train.x, mean, std)
+    given = {"x_train": train.x, "y_train": train.y, "x_test": test.x, "y_test": test.y}
+    return dataset_of(
+        {key: torch.from_numpy(array) for key, array in given.items()},
+        name=name,
+        class_names=_class_names(class_names, int(max(train.y.max(), test.y.max()))),
+        mean=means,
+        std=deviations,
+        source="arrays",
+    )
+
+
+def checked(suffix: str, x: Array, y: Array, client_ids: Array) -> Samples:
+    """Checked arrays in the types that the simulator uses; `suffix` is for names in errors."""
+    x, y, owner = map(_numpy, (x, y, client_ids))
+    if x.dtype.kind == "f" and x.ndim >= 2:
+        x = x.astype(np.float32, copy=False)
+        if not np.isfinite(x).all():
+            raise ValueError(f"from_arrays: x{suffix} contains NaN or infinite values")
+    elif x.dtype != np.uint8 or x.ndim != 4:
+        raise ValueError(
+            f"from_arrays: x{suffix} must be uint8 images [N, H, W, C] or float features [N, …], "
+            f"got {x.dtype} {x.shape}"
+        )
+    for name, array, kinds in (("y", y, "iu"), ("client_ids", owner, "iuUS")):
+        if array.shape != (len(x),) or array.dtype.kind not in kinds:
+            raise ValueError(
+                f"from_arrays: {name}{suffix} must be [{len(x)}], one "
+                f"{'integer' if name == 'y' else 'integer or string'} for each row of x{suffix}, "
+                f"got {array.dtype} {array.shape}"
+            )
+    if not len(x):
+        raise ValueError(f"from_arrays: x{suffix} is empty; at least one sample is needed")
+    if y.min(initial=0) < 0:
+        raise ValueError(f"from_arrays: y{suffix} must be >= 0, got {y.min()}")
+    # Tensors share memory with arrays that are contiguous and writable only.
+    x, y = np.require(x, requirements=["C", "W"]), np.require(y, np.int64, ["C", "W"])
+    return Samples(x, y, owner)
+
+
+def _numpy(array: Array) -> np.ndarray:
+    if isinstance(array, torch.Tensor):
+        array = array.detach().cpu()
+        array = array.float() if array.is_floating_point() else array  # numpy has no bfloat16
+        return array.numpy()
+    return np.asarray(array)
+
+
+def split(samples: Samples, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
+    """`test_fraction` of each client's samples for tests; at least one stays for training."""
+    if not 0 < test_fraction < 1:
+        raise ValueError(f"from_arrays: test_fraction must be in (0, 1), got {test_fraction}")
+    generator = rng(seed, PARTITION)
+    is_test = np.zeros(len(samples.y), dtype=bool)
+    by_owner = make_partition(
+        "natural", samples.y, samples.y[:0], natural_train=samples.owner
+    ).train
+    for ids in by_owner:
+        # The tiny term undoes binary rounding: 0.29 · 100 is 28.999…
+        count = min(int(test_fraction * len(ids) + 1e-9), len(ids) - 1)
+        is_test[generator.permutation(ids)[:count]] = True
+    if not is_test.any():
+        raise ValueError(
+            f"from_arrays: test_fraction {test_fraction} leaves no test sample in any of the "
+            f"{len(by_owner)} clients; give a larger one, or x_test, y_test and client_ids_test"
+        )
+    return samples.take(np.flatnonzero(~is_test)), samples.take(np.flatnonzero(is_test))
+
+
+def _class_names(given: Sequence[str] | None, largest: int) -> tuple[str, ...]:
+    names = tuple(map(str, range(largest + 1) if given is None else given))
+    if len(names) <= largest:
+        raise ValueError(
+            f"from_arrays: class_names has {len(names)} names, but y contains class {largest}"
+        )
+    return names
+
+
+def _normalisation(
+    x: np.ndarray, mean: Sequence[float] | None, std: Sequence[float] | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and std per channel on the scale 0..1; empty for features, which are used as given."""
+    if (mean is None) != (std is None):
+        raise ValueError("from_arrays: give both mean and std, or neither")
+    if x.dtype != np.uint8:
+        if mean is not None:
+            raise ValueError(
+                "from_arrays: mean and std apply to uint8 images; scale float features beforehand"
+            )
+        return (), ()
+    if mean is None or std is None:
+        return _channel_statistics(x)
+    if len(mean) != x.shape[-1] or len(std) != x.shape[-1] or not min(std) > 0:
+        raise ValueError(
+            f"from_arrays: mean and std need {x.shape[-1]} values (one per channel), std positive, "
+            f"got {tuple(mean)} and {tuple(std)}"
+        )
+    return tuple(map(float, mean)), tuple(map(float, std))
+
+
+def _channel_statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Exact moments from histograms, in slices: a float copy of all images would be eight-fold."""
+    levels = np.arange(256) / 255
+    mean, std = [], []
+    for channel in range(x.shape[-1]):
+        counts = np.zeros(256)
+        for start in range(0, len(x), 1024):
+            counts += np.bincount(x[start : start + 1024, ..., channel].ravel(), minlength=256)
+        mean.append(float(counts @ levels / counts.sum()))
+        variance = float(counts @ (levels - mean[-1]) ** 2 / counts.sum())
+        std.append(variance**0.5 or 1.0)  # a constant channel stays finite
+    return tuple(mean), tuple(std)

@@ -1,0 +1,67 @@
+"""Files that are whole or absent, and directories that one process uses at a time."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from c2v_sim.system.errors import InUse
+from c2v_sim.system.files import LOCK, in_use, replacing
+
+
+def test_writers_of_a_shared_file_do_not_meet(tmp_path):
+    """Both are inside at the same time; each ends with a whole file, and nothing is left over."""
+    path = tmp_path / "cache"
+    inside = threading.Barrier(2, timeout=20)
+    names, errors = [], []
+
+    def write(text):
+        try:
+            with replacing(path, shared=True) as temporary:
+                names.append(temporary.name)
+                temporary.write_text(text)
+                inside.wait()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(text,)) for text in ("one", "two")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(set(names)) == 2
+    assert path.read_text() in ("one", "two")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write():
+        with replacing(path) as temporary:
+            temporary.write_text("half")
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        write()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_directory_in_use_is_refused_to_another_process(tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from c2v_sim.system.files import in_use\n"
+        "with in_use(Path(sys.argv[1])): print('mine')"
+    )
+
+    def other():
+        command = [sys.executable, "-P", "-c", program, str(tmp_path)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    with in_use(tmp_path):
+        assert InUse.__name__ in other().stderr
+    assert other().stdout == "mine\n"
+    assert not (tmp_path / LOCK).exists()
