@@ -1,18 +1,18 @@
 """The accuracy of each domain round by round → the packed curves of the report."""
 
 import math
-from typing import Any
 
 import numpy as np
 
-from c2v_sim.report.clients import COLUMNS, Order, pack
-from c2v_sim.report.runs import Run
+from c2v_sim.report.clients import COLUMNS, Order, PlainData, pack
+from c2v_sim.run.reader import Run
 from c2v_sim.simulator.records import RoundRecord
+from c2v_sim.system.text import percent
 
 UNTESTED = 10001  # in hundredths of a per cent: no client of the domain has test samples
 
 
-def domain_data(run: Run, order: Order) -> dict[str, Any] | None:
+def domain_data(run: Run, order: Order) -> PlainData | None:
     """Values [T, D] of at most COLUMNS rounds, the last one among them; None without domains."""
     evaluated = [r for r in run.evaluated if r.accuracy_domains]
     if not evaluated or order.by != "domain":
@@ -39,8 +39,8 @@ def domain_caption(run: Run, order: Order, last: RoundRecord, drawn: int, evalua
     words = "Mean over the clients of a domain."
     if known:
         (low, worst), (high, best) = known[0], known[-1]
-        words += f" {when}: best {best} with {100 * high:.1f} %, worst {worst} with "
-        words += f"{100 * low:.1f} %, {100 * (high - low):.1f} percentage points apart."
+        words += f" {when}: best {best} with {percent(high, 1)}, worst {worst} with "
+        words += f"{percent(low, 1)}, {100 * (high - low):.1f} percentage points apart."
     if drawn < evaluated:
         words += f" {drawn} of {evaluated} evaluated rounds are drawn."
     return words

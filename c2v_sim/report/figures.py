@@ -87,20 +87,20 @@ def accuracy_curves() -> alt.LayerChart:
 
 
 def domain_curves() -> alt.LayerChart:
-    """A line a domain."""
+    """A line per domain."""
     y = alt.Y("accuracy:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
     _, line, point = curves(y, "series:N", "round:Q", "accuracy:Q:.2f")
     return alt.LayerChart(layer=[line, point])
 
 
 def time_of_groups() -> alt.Chart:
-    """Seconds a run, by stage, a bar a group."""
+    """Seconds per run, by stage, a bar per group."""
     return (
         alt.Chart(alt.NamedData("times"))
         .mark_bar()
         .encode(
             y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=150)),
-            x=alt.X("seconds:Q", title="seconds a run"),
+            x=alt.X("seconds:Q", title="seconds per run"),
             color=GIVEN_COLOUR,
             order=alt.Order("place:Q"),
             tooltip=tips("label:N", "stage:N", "seconds:Q:.2f"),
@@ -239,7 +239,7 @@ def round_times() -> alt.Chart:
         .encode(
             x=rounds_axis("begin:Q", bin="binned"),
             x2="end:Q",
-            y=alt.Y("seconds:Q", title="seconds a round", stack="zero"),
+            y=alt.Y("seconds:Q", title="seconds per round", stack="zero"),
             color=GIVEN_COLOUR,
             order=alt.Order("place:Q"),
             tooltip=tips("round:N", "stage:N", "seconds:Q:.4f"),
@@ -262,9 +262,9 @@ FIGURES = {
 }
 
 
-def specifications() -> dict[str, dict[str, Any]]:
+def specifications() -> dict[str, object]:
     """All figures by name; altair raises on a specification that Vega-Lite would not take."""
-    out = {}
+    out: dict[str, object] = {}
     for name, make in FIGURES.items():
         spec = make().properties(width="container").to_dict()
         del spec["config"]  # altair's own sizes; the page has a theme

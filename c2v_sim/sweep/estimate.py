@@ -35,7 +35,7 @@ from c2v_sim.index.client_index import ClientIndex, federation_facts
 from c2v_sim.index.config import IndexConfig, index_settings
 from c2v_sim.index.encoders.embed import WIDTH, embed_dataset, is_cached
 from c2v_sim.index.training import Pairs, train_network
-from c2v_sim.run.__main__ import build_federation
+from c2v_sim.run.build import build_federation
 from c2v_sim.run.files import ROUNDS
 from c2v_sim.simulator.evaluation import BATCH
 from c2v_sim.simulator.simulator import Simulator

@@ -24,7 +24,7 @@ from c2v_sim.data.sources.shakespeare import (
     sample_roles,
     split,
 )
-from c2v_sim.run.__main__ import build_federation
+from c2v_sim.run.build import build_federation
 from c2v_sim.system.errors import Unreachable
 
 MINI = """Header line

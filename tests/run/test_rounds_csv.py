@@ -6,7 +6,7 @@ import json
 import pytest
 
 from c2v_sim.run import __main__ as run
-from c2v_sim.run.rounds_csv import to_csv
+from c2v_sim.run.files import to_csv
 from c2v_sim.simulator.records import RoundRecord
 
 TINY = "--model linear --train-size 240 --test-size 120 --partition by-domain --rounds 5"

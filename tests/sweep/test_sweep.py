@@ -14,6 +14,7 @@ import pytest
 
 from c2v_sim.config import RunConfig
 from c2v_sim.run import __main__ as run
+from c2v_sim.run.build import build_federation
 from c2v_sim.sweep.__main__ import main, parse_settings
 from c2v_sim.sweep.estimate import Estimate, index_seconds
 from c2v_sim.sweep.file import read_sweep
@@ -200,7 +201,7 @@ def test_the_time_of_an_index_is_that_of_the_samples_it_sees(strategy, pairs):
         **{"train_size": 300, "test_size": 60, "clients": 6, "improve": ("sampling",)},
         **{"index_strategy": strategy, "index_epochs": 100, "index_max_samples": 5},
     )
-    federation, config = run.build_federation(config)
+    federation, config = build_federation(config)
     one_second = {(strategy, "linear", True): 1.0}  # a pair; the rest is embedding 30 images
     assert pairs + 10 <= index_seconds(federation, config, one_second) < pairs + 40
 
