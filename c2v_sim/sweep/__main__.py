@@ -27,15 +27,16 @@ import tomli_w
 
 from c2v_sim.config import FIELDS, FREE_ON_RESUME
 from c2v_sim.run.files import write_text
-from c2v_sim.sweep.file import Cell, Sweep, read_sweep, state
+from c2v_sim.sweep.estimate import estimate
+from c2v_sim.sweep.file import SWEEP, Cell, Sweep, read_sweep, state
 from c2v_sim.sweep.memory import memory_needs
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
+from c2v_sim.sweep.tables.deviations import shown
+from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.directory_lock import LOCK, in_use
 from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.text import duration
-
-SWEEP = "sweep.toml"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -118,8 +119,6 @@ def chosen_cells(sweep: Sweep, pattern: str | None) -> list[Cell]:
 
 def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
     """--dry-run: the cells, what is left of them, and how long that will take."""
-    from c2v_sim.sweep.estimate import differing_settings, estimate
-
     states, settings = {c.name: state(out, c) for c in cells}, differing_settings(cells)
     todo = [cell for cell in cells if states[cell.name] != "done"]
     users = index_users(out, todo)
@@ -140,10 +139,20 @@ def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
     )
 
 
+def differing_settings(cells: list[Cell]) -> dict[str, str]:
+    """Cell -> its settings that are not those of all cells."""
+    varying = [name for name in FIELDS if len({getattr(c.config, name) for c in cells}) > 1]
+
+    def text(cell: Cell) -> str:
+        own = {name: getattr(cell.config, name) for name in varying}
+        changed = {name: value for name, value in own.items() if value != FIELDS[name].default}
+        return ", ".join(f"{name} = {shown(name, value)}" for name, value in changed.items())
+
+    return {cell.name: text(cell) for cell in cells}
+
+
 def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
     """The tables, where they are, and what failed."""
-    from c2v_sim.sweep.tables.tables import FILES, write_tables
-
     print(write_tables(sweep, out))
     pictures = shlex.join(["python", "-m", "c2v_sim.report", str(out), "-o", "report.html"])
     print(f"tables: {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)

@@ -352,14 +352,14 @@ def test_progress_and_the_time_left(tmp_path, capsys):
     folder = tmp_path / "cells" / "linear-0"
     folder.mkdir(parents=True)
     (folder / "rounds.jsonl").write_text("{}\n" * 4)
-    running = Job("linear-0", [], tmp_path / "log", about=cells[0])
+    running = Job("linear-0", [], tmp_path / "log", about=[cells[0]])
     bar.index("index 1/2 of linear-0: epoch 3/5")
-    bar.look([running])
+    bar.update([running])
     assert "0/4 cells  linear-0 4/10" in bar.stream.getvalue()  # no pace of its rounds yet
     since, rounds = bar.first_seen["linear-0"]
     (folder / "rounds.jsonl").write_text("{}\n" * 6)
-    bar.first_seen["linear-0"], bar.last_look = (since - 8.0, rounds), 0.0
-    bar.look([running])
+    bar.first_seen["linear-0"], bar.last_update = (since - 8.0, rounds), 0.0
+    bar.update([running])
     assert bar.left([running]) == pytest.approx((4 + 30) * 4.0 / 2, rel=0.05)
     bar.gave_up(cells[3])
     bar.close()
@@ -367,8 +367,8 @@ def test_progress_and_the_time_left(tmp_path, capsys):
     assert "index 1/2 of linear-0: epoch 3/5" in shown
     assert "ETA 6" in shown
     assert shown.rstrip().endswith("0/4 cells, 1 failed")
-    plain.last_line = plain.last_look = 0.0  # long ago
-    plain.look([running])
+    plain.last_line = plain.last_update = 0.0  # long ago
+    plain.update([running])
     assert "2/4 cells, 1 failed  ETA 20 s  linear-0 6/10" in plain.stream.getvalue()
 
 
