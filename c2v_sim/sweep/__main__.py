@@ -21,7 +21,6 @@ import sys
 import threading
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
@@ -57,9 +56,9 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def parse_settings(given: list[str]) -> dict[str, Any]:
+def parse_settings(given: list[str]) -> dict[str, object]:
     """`key=value` as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
-    settings: dict[str, Any] = {}
+    settings: dict[str, object] = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
@@ -75,7 +74,7 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
     return settings
 
 
-def text_with(text: str, settings: dict[str, Any]) -> str:
+def text_with(text: str, settings: dict[str, object]) -> str:
     """The sweep file with `settings` in its [base]."""
     if not settings:
         return text

@@ -36,10 +36,10 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from c2v_sim.config import FIELDS, RunConfig, make_config, preset
 from c2v_sim.index.config import index_settings
+from c2v_sim.run.files import JsonObject
 from c2v_sim.run.reader import run_state
 from c2v_sim.sweep.shipped import shipped_sweeps, shipped_text
 from c2v_sim.sweep.tables.layout import Table, make_table
@@ -50,7 +50,7 @@ SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": di
 SHAPES |= {"skip": list, "table": dict}
 KIND_NAMES: dict[type, str] = {str: "a text", dict: "a table", list: "a list of tables"}
 
-Settings = Mapping[str, Any]  # of a run, by name, as TOML has them
+Settings = Mapping[str, object]  # of a run, by name, as TOML has them
 Axes = Mapping[str, Mapping[str, Settings]]  # axis -> label -> what it sets
 
 
@@ -117,7 +117,7 @@ def sweep_text(file: str | Path) -> str:
     return text
 
 
-def make_sweep(content: Mapping[str, Any], text: str, settings: Settings) -> Sweep:
+def make_sweep(content: JsonObject, text: str, settings: Settings) -> Sweep:
     """The sweep that `content`, a parsed file, describes."""
     check_shapes(content)
     axes = {name: choices(name, values) for name, values in content.get("axes", {}).items()}
@@ -175,7 +175,7 @@ def checked_skip(pattern: object, labels: Mapping[str, tuple[str, ...]]) -> dict
 
 
 def make_cell(labels: dict[str, str], axes: Axes, base: Settings, base_preset: str) -> Cell:
-    own: dict[str, Any] = {}
+    own: dict[str, object] = {}
     for axis, label in labels.items():
         twice = own.keys() & axes[axis][label].keys()
         if twice:

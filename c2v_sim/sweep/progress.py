@@ -41,7 +41,7 @@ class SweepProgress:
         self.failed = 0
         self.last_update, self.last_line = 0.0, time.monotonic()
         self.first_seen: dict[str, tuple[float, int]] = {}  # running cell -> when, rounds then
-        self.paces: dict[tuple[Any, ...], list[float]] = {}  # seconds per round
+        self.paces: dict[tuple, list[float]] = {}  # seconds per round
         self.begun = {cell.name: count_rounds(cell_folder(out, cell)) for cell in cells}
         self.rounds = dict(self.begun)  # rounds done
         self.bar = None
