@@ -8,8 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from c2v_sim.config import RunConfig
+from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.federation import Federation
-from c2v_sim.data.load import Dataset, load_dataset
+from c2v_sim.data.load import load_dataset
 from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.run.files import MANIFEST, read_json
 from c2v_sim.system.errors import ConfigError

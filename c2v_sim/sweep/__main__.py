@@ -57,21 +57,26 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse_settings(given: list[str]) -> dict[str, object]:
-    """`key=value` as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
-    settings: dict[str, object] = {}
+    """`key=value` -> the settings by name."""
+    settings = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text}: must be KEY=VALUE, such as rounds=3")
-        try:
-            settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            kind = FIELDS[key.strip()].type if key.strip() in FIELDS else str
-            settings[key.strip()] = value.split() if kind == tuple[str, ...] else value
-            if kind is float:
-                with contextlib.suppress(ValueError):  # it is refused as what it is
-                    settings[key.strip()] = float(value)
+        settings[key.strip()] = value_of(key.strip(), value)
     return settings
+
+
+def value_of(setting: str, text: str) -> object:
+    """A value as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        kind = FIELDS[setting].type if setting in FIELDS else str
+    if kind is float:
+        with contextlib.suppress(ValueError):  # a text is refused as what it is
+            return float(text)
+    return text.split() if kind == tuple[str, ...] else text
 
 
 def text_with(text: str, settings: dict[str, object]) -> str:

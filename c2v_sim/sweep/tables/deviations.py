@@ -28,7 +28,7 @@ OF_INDEX_NETWORK = {"index_epochs", "index_dropout", "index_decoder", "index_omi
 WORDS = {
     "lr": "learning rate",
     "eval_every": "rounds between evaluations",
-    "index_max_samples": "samples a client that the index sees",
+    "index_max_samples": "samples per client that the index sees",
     "sample_fraction": "share of the text",
 }
 DATA, ENCODER, MODEL, CLIENTS = "data", "encoder", "model", "clients"

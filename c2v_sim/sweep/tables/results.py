@@ -18,7 +18,7 @@ from pathlib import Path
 from c2v_sim.config import RunConfig, saved_config
 from c2v_sim.run.failures import failure_file, failure_reason
 from c2v_sim.run.files import CONFIG, JsonObject
-from c2v_sim.run.reader import Run, has_begun, read_run, run_state
+from c2v_sim.run.reader import Run, read_run, run_state
 from c2v_sim.simulator.records import RoundRecord
 from c2v_sim.sweep.file import Cell, Sweep, cell_folder
 from c2v_sim.sweep.tables.layout import SEEDS
@@ -116,7 +116,7 @@ def read_cells(sweep: Sweep, out: Path) -> list[CellRun]:
 
 
 def read_cell(cell: Cell, folder: Path) -> CellRun:
-    state, begun = run_state(folder), has_begun(folder)
+    state, begun = run_state(folder), (folder / CONFIG).is_file()
     return CellRun(
         cell,
         status="not run" if state == "new" else state,
@@ -129,7 +129,7 @@ def read_cell(cell: Cell, folder: Path) -> CellRun:
 def make_entries(sweep: Sweep, runs: list[CellRun]) -> list[Entry]:
     """Every place of the sweep's table, row by row."""
     table = sweep.table
-    columns, measure = KINDS[table.kind]
+    columns, measure = MEASURES[table.kind]
     if table.columns:
         columns = sweep.axes[table.columns]
     entries = []
@@ -217,8 +217,9 @@ def add_gains(entries: list[Entry]) -> None:
             entry.paper_gain = entry.paper_mean - original.paper_mean
 
 
+Measure = Callable[[CellRun, str, list[CellRun]], float | str]
 # kind -> its columns, where no axis gives them, and what stands in them
-KINDS: dict[str, tuple[tuple[str, ...], Callable[[CellRun, str, list[CellRun]], float | str]]] = {
+MEASURES: dict[str, tuple[tuple[str, ...], Measure]] = {
     "accuracy": ((ACCURACY,), best_accuracy),
     "time": (TIMES, seconds),
     "index": ((*QUALITY, ACCURACY), index_quality),
