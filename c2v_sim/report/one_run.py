@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from c2v_sim.report.clients import PlainData, accuracy_data, clients_data, order_clients
-from c2v_sim.report.domains import domain_data
 from c2v_sim.report.index import index_data
-from c2v_sim.report.rounds import cohort_data, seconds_data
+from c2v_sim.report.rounds import cohort_data, domain_data, seconds_data
 from c2v_sim.run.reader import Run
 from c2v_sim.system.text import percent
 

@@ -14,19 +14,9 @@ import numpy as np
 
 from c2v_sim.data.partition import UNREADABLE, Partition
 from c2v_sim.index.client_index import ClientIndex
+from c2v_sim.run import files as run_directory
 from c2v_sim.run.failures import failure_file, failure_reason
-from c2v_sim.run.files import (
-    CLIENTS,
-    CONFIG,
-    INDEX,
-    MANIFEST,
-    PARTITION,
-    RESULT,
-    ROUNDS,
-    JsonObject,
-    parse_rounds,
-    read_json,
-)
+from c2v_sim.run.files import JsonObject, read_json
 from c2v_sim.simulator.records import Result, RoundRecord
 
 
@@ -54,17 +44,17 @@ class Run:
 
     @cached_property
     def records(self) -> list[RoundRecord]:
-        return read_rounds(self.path / ROUNDS)
+        return read_rounds(self.path / run_directory.ROUNDS)
 
     @cached_property
     def index(self) -> ClientIndex | None:
-        file = self.path / INDEX
+        file = self.path / run_directory.INDEX
         return ClientIndex.load(file) if file.exists() else None
 
     @cached_property
     def clients(self) -> Clients:
         """What each client holds; an older run has the partition and the index alone."""
-        file = self.path / CLIENTS
+        file = self.path / run_directory.CLIENTS
         return read_clients(file) if file.exists() else _older_clients(self.path, self.index)
 
     @property
@@ -82,29 +72,33 @@ class Run:
 
 def has_begun(path: Path) -> bool:
     """Whether `path` is a run directory."""
-    return (path / CONFIG).is_file() and (path / MANIFEST).is_file()
+    return (path / run_directory.CONFIG).is_file() and (path / run_directory.MANIFEST).is_file()
 
 
 def run_state(path: Path) -> str:
     """done, failed, unfinished or new; failed wins, as a failed cell is tried again."""
     if failure_file(path).exists():
         return "failed"
-    if (path / RESULT).exists():
+    if (path / run_directory.RESULT).exists():
         return "done"
-    return "unfinished" if (path / CONFIG).exists() else "new"
+    return "unfinished" if (path / run_directory.CONFIG).exists() else "new"
 
 
 def read_run(path: Path, name: str = "") -> Run:
     """One run directory; ValueError names a file that cannot be read."""
-    manifest, done, failed = read_json(path / MANIFEST), path / RESULT, failure_file(path)
+    manifest, done, failed = (
+        read_json(path / run_directory.MANIFEST),
+        path / run_directory.RESULT,
+        failure_file(path),
+    )
     for section in ("data", "partition", "model"):
         if not isinstance(manifest.get(section), dict):
-            raise ValueError(f"{path / MANIFEST}: {section!r} is missing")
+            raise ValueError(f"{path / run_directory.MANIFEST}: {section!r} is missing")
     return Run(
         path=path,
         name=name or path.name,
         state=run_state(path),
-        config=read_settings(path / CONFIG),
+        config=read_settings(path / run_directory.CONFIG),
         manifest=manifest,
         result=read_json(done) if done.exists() else None,
         failure=failure_reason(failed) if failed.exists() else "",
@@ -127,7 +121,7 @@ def read_rounds(file: Path) -> list[RoundRecord]:
     lines = file.read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            records += parse_rounds([line])
+            records += run_directory.parse_rounds([line])
         except (ValueError, TypeError) as error:
             if number < len(lines):
                 raise ValueError(f"{file}, line {number}: not a round's record: {error}") from error
@@ -145,7 +139,7 @@ def read_clients(file: Path) -> Clients:
 
 
 def _older_clients(path: Path, index: ClientIndex | None) -> Clients:
-    partition = Partition.load(path / PARTITION)
+    partition = Partition.load(path / run_directory.PARTITION)
     tests = np.array([len(ids) for ids in partition.test])
     counts = None if index is None else index.label_counts.numpy()
     domains = None if partition.domains is None else np.array(partition.domains)

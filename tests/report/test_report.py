@@ -17,10 +17,10 @@ from c2v_sim.config import RunConfig
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.report import __main__ as report
 from c2v_sim.report.clients import order_clients, pack
-from c2v_sim.report.domains import UNTESTED
 from c2v_sim.report.groups import group_runs
 from c2v_sim.report.index import block_cosines, means_of
 from c2v_sim.report.page_data import curve, document
+from c2v_sim.report.rounds import UNTESTED
 from c2v_sim.report.runs import find_runs, read_runs
 from c2v_sim.run.reader import read_run
 
