@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from typing import Any
+from collections.abc import Callable
 
 COMMANDS = {
     "run": "one federated run",
@@ -14,10 +14,10 @@ COMMANDS = {
 }
 
 
-def _module(command: str) -> Any:
+def _main_of(command: str) -> Callable[[list[str]], int]:
     room = f"c2v_sim.{command}"
     is_file = command in ("doctor", "tables")
-    return importlib.import_module(room if is_file else f"{room}.__main__")
+    return importlib.import_module(room if is_file else f"{room}.__main__").main
 
 
 def main() -> int:
@@ -25,7 +25,7 @@ def main() -> int:
     if len(sys.argv) < 2 or sys.argv[1] not in COMMANDS:
         print("usage: c2v-sim COMMAND …", *(f"  {n:<8}{t}" for n, t in COMMANDS.items()), sep="\n")
         return 0 if sys.argv[1:] in (["-h"], ["--help"]) else 2
-    return _module(sys.argv[1]).main(sys.argv[2:])
+    return _main_of(sys.argv[1])(sys.argv[2:])
 
 
 if __name__ == "__main__":

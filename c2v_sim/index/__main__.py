@@ -23,7 +23,7 @@ from c2v_sim.index.client_index import ClientIndex, build_index
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.__main__ import build_federation, new_path
+from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.progress import IndexProgress
 from c2v_sim.run.settings import whole_or_auto
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
+from c2v_sim.report.clients import PlainData
 from c2v_sim.report.groups import Group, group_runs
 from c2v_sim.report.page_data import document
 from c2v_sim.report.runs import find_runs, read_runs
@@ -79,7 +79,7 @@ def check_output(output: Path, force: bool) -> None:
             )
 
 
-def drawing() -> tuple[dict[str, Any], str]:
+def drawing() -> tuple[PlainData, str]:
     """The figures' specifications and the JavaScript that draws them."""
     try:
         import vl_convert
@@ -93,7 +93,7 @@ def drawing() -> tuple[dict[str, Any], str]:
     return specifications(), bundle
 
 
-def fill_page(groups: Sequence[Group], data: dict[str, Any], bundle: str) -> str:
+def fill_page(groups: Sequence[Group], data: PlainData, bundle: str) -> str:
     """The page with everything in it; each text is escaped for its place."""
     runs = [run for group in groups for run in group.everyone]
     names = sorted({str(group.facts["data"]) for group in groups if group.runs})

@@ -6,28 +6,28 @@ axis) and the height, for the run that is looked at. Colours come from the page'
 groups, series and stages are in the data (`colour`), so that they stay when some are hidden.
 """
 
-from typing import Any
-
 import altair as alt
 
 GIVEN_COLOUR = alt.Color("colour:N", legend=None, scale=None)
 COSINES = alt.Scale(domain=[-1, 1], range="diverging", interpolate="rgb")
 
 
-def rows_axis(title: str) -> dict[str, Any]:
-    """Rows of clients from top to bottom, a name at the middle of each group."""
-    return {
-        "title": title,
-        "scale": alt.Scale(domainMin=0, domainMax=alt.ExprRef("rows"), reverse=True, nice=False),
-        "axis": alt.Axis(
-            values=alt.ExprRef("middles"),
-            labelExpr="names[indexof(middles, datum.value)]",
-            labelOverlap="greedy",
-            labelLimit=90,
-            ticks=False,
-            grid=False,
-        ),
-    }
+def client_rows() -> alt.Y:
+    """Rows of clients from top to bottom."""
+    scale = alt.Scale(domainMin=0, domainMax=alt.ExprRef("rows"), reverse=True, nice=False)
+    return alt.Y("row:Q", title="client", scale=scale, axis=group_names())
+
+
+def group_names() -> alt.Axis:
+    """A name at the middle of each group of clients."""
+    return alt.Axis(
+        values=alt.ExprRef("middles"),
+        labelExpr="names[indexof(middles, datum.value)]",
+        labelOverlap="greedy",
+        labelLimit=90,
+        ticks=False,
+        grid=False,
+    )
 
 
 def with_rows(chart: alt.Chart) -> alt.Chart:
@@ -38,12 +38,12 @@ def with_rows(chart: alt.Chart) -> alt.Chart:
     )
 
 
-def rounds_axis(field: str, *, grid: bool = False, padding: int = 0, **options: Any) -> alt.X:
+def rounds_axis(field: str, *, grid: bool = False, padding: int = 0) -> alt.X:
     """Rounds from left to right; Vega also marks halves, and a round 0, which have no name."""
     whole = "datum.value % 1 || datum.value < 1 ? '' : datum.label"
     axis = alt.Axis(tickMinStep=1, format="d", labelExpr=whole, grid=grid)
     scale = alt.Scale(nice=False, zero=False, padding=padding)
-    return alt.X(field, title="round", scale=scale, axis=axis, **options)
+    return alt.X(field, title="round", scale=scale, axis=axis)
 
 
 def tips(*fields: str) -> list[alt.Tooltip]:
@@ -51,15 +51,12 @@ def tips(*fields: str) -> list[alt.Tooltip]:
     out = []
     for text in fields:
         name, kind, *form = text.split(":")
-        options: dict[str, Any] = {"format": form[0]} if form else {}
-        out.append(alt.Tooltip(f"{name}:{kind}", **options))
+        out.append(alt.Tooltip(f"{name}:{kind}", format=form[0] if form else alt.Undefined))
     return out
 
 
-def colour_bar(title: str, **options: Any) -> alt.Legend:
-    return alt.Legend(
-        title=title, orient="top", direction="horizontal", gradientLength=180, **options
-    )
+def colour_bar(title: str) -> alt.Legend:
+    return alt.Legend(title=title, orient="top", direction="horizontal", gradientLength=180)
 
 
 def curves(y: alt.Y, *shown: str) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
@@ -87,20 +84,20 @@ def accuracy_curves() -> alt.LayerChart:
 
 
 def domain_curves() -> alt.LayerChart:
-    """A line a domain."""
+    """A line per domain."""
     y = alt.Y("accuracy:Q", title="test accuracy (%)", scale=alt.Scale(zero=False))
     _, line, point = curves(y, "series:N", "round:Q", "accuracy:Q:.2f")
     return alt.LayerChart(layer=[line, point])
 
 
 def time_of_groups() -> alt.Chart:
-    """Seconds a run, by stage, a bar a group."""
+    """Seconds per run, by stage, a bar per group."""
     return (
         alt.Chart(alt.NamedData("times"))
         .mark_bar()
         .encode(
             y=alt.Y("label:N", title=None, sort=None, axis=alt.Axis(labelLimit=150)),
-            x=alt.X("seconds:Q", title="seconds a run"),
+            x=alt.X("seconds:Q", title="seconds per run"),
             color=GIVEN_COLOUR,
             order=alt.Order("place:Q"),
             tooltip=tips("label:N", "stage:N", "seconds:Q:.2f"),
@@ -116,7 +113,7 @@ def cohort_timeline() -> alt.Chart:
         .encode(
             x=rounds_axis("begin:Q"),
             x2="end:Q",
-            y=alt.Y("row:Q", **rows_axis("client")),
+            y=client_rows(),
             y2="next:Q",
             color=GIVEN_COLOUR,
             opacity=alt.Opacity("opacity:Q", scale=None, legend=None),
@@ -167,6 +164,8 @@ def client_accuracy() -> alt.Chart:
 
 def partition() -> alt.Chart:
     """Training samples of each class that each client holds."""
+    legend = colour_bar("training samples")
+    legend["tickCount"] = 4
     return with_rows(
         alt.Chart(alt.NamedData("held"))
         .mark_rect()
@@ -178,12 +177,12 @@ def partition() -> alt.Chart:
                 scale=alt.Scale(domain=["-"], paddingInner=0.06),
                 axis=alt.Axis(labelAngle=-45, labelOverlap=True, labelLimit=80),
             ),
-            y=alt.Y("row:Q", **rows_axis("client")),
+            y=client_rows(),
             y2="next:Q",
             color=alt.Color(
                 "samples:Q",
                 scale=alt.Scale(type="sqrt", range="ramp", domainMin=0, interpolate="rgb"),
-                legend=colour_bar("training samples", tickCount=4),
+                legend=legend,
             ),
             tooltip=tips("client:N", "group:N", "class:N", "samples:Q"),
         )
@@ -191,22 +190,22 @@ def partition() -> alt.Chart:
 
 
 def cosine_colour(field: str) -> alt.Color:
-    return alt.Color(field, scale=COSINES, legend=colour_bar("cosine", values=[-1, 0, 1]))
+    legend = colour_bar("cosine")
+    legend["values"] = [-1, 0, 1]
+    return alt.Color(field, scale=COSINES, legend=legend)
 
 
 def index_map() -> alt.Chart:
     """Cosine of every two rows of clients."""
-    y = rows_axis("client")
-    x = rows_axis("client")
-    x["scale"] = alt.Scale(domainMin=0, domainMax=alt.ExprRef("rows"), nice=False)
-    x["axis"] = alt.Axis(**(x["axis"].to_dict() | {"labelAngle": -45}))
+    scale, names = alt.Scale(domainMin=0, domainMax=alt.ExprRef("rows"), nice=False), group_names()
+    names["labelAngle"] = -45
     return with_rows(
         alt.Chart(alt.NamedData("cosines"))
         .mark_rect()
         .encode(
-            x=alt.X("column:Q", **x),
+            x=alt.X("column:Q", title="client", scale=scale, axis=names),
             x2="right:Q",
-            y=alt.Y("row:Q", **y),
+            y=client_rows(),
             y2="next:Q",
             color=cosine_colour("cosine:Q"),
             tooltip=tips("client:N", "other:N", "cosine:Q:.2f"),
@@ -237,9 +236,9 @@ def round_times() -> alt.Chart:
         alt.Chart(alt.NamedData("times"))
         .mark_bar(binSpacing=0.5)
         .encode(
-            x=rounds_axis("begin:Q", bin="binned"),
+            x=rounds_axis("begin:Q").bin("binned"),
             x2="end:Q",
-            y=alt.Y("seconds:Q", title="seconds a round", stack="zero"),
+            y=alt.Y("seconds:Q", title="seconds per round", stack="zero"),
             color=GIVEN_COLOUR,
             order=alt.Order("place:Q"),
             tooltip=tips("round:N", "stage:N", "seconds:Q:.4f"),
@@ -262,9 +261,9 @@ FIGURES = {
 }
 
 
-def specifications() -> dict[str, dict[str, Any]]:
+def specifications() -> dict[str, object]:
     """All figures by name; altair raises on a specification that Vega-Lite would not take."""
-    out = {}
+    out: dict[str, object] = {}
     for name, make in FIGURES.items():
         spec = make().properties(width="container").to_dict()
         del spec["config"]  # altair's own sizes; the page has a theme

@@ -12,7 +12,8 @@ from typing import Any
 
 from c2v_sim.config import FREE_ON_RESUME, NEEDS, make_config
 from c2v_sim.index.config import index_settings
-from c2v_sim.report.runs import Run, Unstarted
+from c2v_sim.report.runs import Unstarted
+from c2v_sim.run.reader import Run
 from c2v_sim.system.errors import ConfigError
 
 # Settings on which the result does not depend, the seed, and a file: the manifest says what was

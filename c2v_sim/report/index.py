@@ -1,14 +1,12 @@
 """A client index → the packed mean cosines of the report's heat maps."""
 
-from typing import Any
-
 import numpy as np
 
 from c2v_sim.index.client_index import ClientIndex
-from c2v_sim.report.clients import Order, pack, rounded
+from c2v_sim.report.clients import Order, PlainData, pack, rounded
 
 
-def index_data(index: ClientIndex, order: Order) -> dict[str, Any]:
+def index_data(index: ClientIndex, order: Order) -> PlainData:
     """Mean cosines between rows of clients and between groups of clients."""
     pictures: list[tuple[str, tuple[str, ...]]] = [
         ("β, both parts" if len(index.parts) == 2 else "β", index.parts)
@@ -23,17 +21,22 @@ def index_data(index: ClientIndex, order: Order) -> dict[str, Any]:
         caption = index_caption(*block_cosines(index, parts, group, len(present)), order.by)
         maps.append({"name": name, "upper": pack(levels(upper)), "caption": caption})
     numbers = {k: v for k, v in index.quality.items() if not k.startswith("control")}
-    out: dict[str, Any] = {"maps": maps, "groups": None}
-    out["quality"] = ", ".join(f"{k.replace('_', ' ')} {v:.2f}" for k, v in numbers.items())
-    if order.by is not None:
-        part = "feature" if "feature" in index.parts else "label"
-        means = means_of(*block_cosines(index, (part,), group, len(present)))
-        out["groups"] = {
-            "names": [order.names[g] for g in present.tolist()],
-            "means": [rounded(row, 3) for row in means],
-            "part": {"feature": "βᶠ", "label": "βˡ"}[part],
-        }
-    return out
+    quality = ", ".join(f"{k.replace('_', ' ')} {v:.2f}" for k, v in numbers.items())
+    return {"maps": maps, "groups": group_means(index, order), "quality": quality}
+
+
+def group_means(index: ClientIndex, order: Order) -> PlainData | None:
+    """Mean cosines between the groups of clients; None where there are no groups."""
+    if order.by is None:
+        return None
+    present, group = np.unique(order.group, return_inverse=True)
+    part = "feature" if "feature" in index.parts else "label"
+    means = means_of(*block_cosines(index, (part,), group, len(present)))
+    return {
+        "names": [order.names[g] for g in present.tolist()],
+        "means": [rounded(row, 3) for row in means],
+        "part": {"feature": "βᶠ", "label": "βˡ"}[part],
+    }
 
 
 def block_cosines(

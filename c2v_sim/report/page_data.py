@@ -1,30 +1,32 @@
 """All runs of a report → the plain data that its page draws from.
 
-Tables have a row a group (runs that differ only in their seed) and a row a run; curves are the
+Tables have a row per group (runs that differ only in their seed) and a row per run; curves are the
 mean over a group's seeds with the least and the largest value. Means in tables and of seconds are
 of the finished seeds alone, and say so. report/one_run.py does the rest.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from c2v_sim.report.clients import rounded
+from c2v_sim.report.clients import PlainData, rounded
 from c2v_sim.report.groups import Group
-from c2v_sim.report.one_run import STAGES, Pool, accuracy_cells, best_and_last, percent, run_data
-from c2v_sim.report.runs import ENCODER_STAND_INS, Run, Unstarted, standins
+from c2v_sim.report.one_run import (
+    Pool,
+    accuracy_cells,
+    best_and_last,
+    mean_and_spread,
+    rounds_words,
+    run_data,
+)
+from c2v_sim.report.runs import ENCODER_STAND_INS, Unstarted, standins
+from c2v_sim.run.files import ACCURACIES
+from c2v_sim.run.reader import Run
+from c2v_sim.simulator.records import STAGES
 
-MEASURES = {
-    "accuracy": "mean over clients",
-    "accuracy_global": "whole test set",
-    "accuracy_weighted": "weighted by samples",
-    "accuracy_worst10": "worst 10 % of clients",
-}
 
-
-def document(groups: Sequence[Group]) -> dict[str, Any]:
+def document(groups: Sequence[Group]) -> PlainData:
     """Everything the page shows, as plain data."""
     pool = Pool()
     runs = [(run, group.label) for group in groups for run in group.runs]
@@ -35,7 +37,7 @@ def document(groups: Sequence[Group]) -> dict[str, Any]:
         "summary": summary_table(groups),
         "words": summary_words(begun),
         "every_run": run_table(runs, unstarted),
-        "measures": MEASURES,
+        "measures": ACCURACIES,
         "groups": [group_data(group) for group in groups if group.runs],
         "runs": [run_data(run, label, pool) for run, label in runs],
         "pool": pool.values,
@@ -76,11 +78,11 @@ def settings_cells(group: Group) -> list[str]:
 COLUMNS_OF_TABLE = ["data set", "model", "algorithm", "improved by the index"]
 
 
-def summary_table(groups: Sequence[Group]) -> dict[str, Any]:
-    """A row a group: mean ± population standard deviation over seeds."""
+def summary_table(groups: Sequence[Group]) -> PlainData:
+    """A row per group: mean ± population standard deviation over seeds."""
     rows = []
     for group in groups:
-        rounds = "; ".join(dict.fromkeys(run.rounds for run in group.runs))
+        rounds = "; ".join(dict.fromkeys(rounds_words(run) for run in group.runs))
         seconds = [run.seconds for run in group.counted]
         rows.append(
             [
@@ -89,7 +91,7 @@ def summary_table(groups: Sequence[Group]) -> dict[str, Any]:
                 *(rounds or "–", f"{np.mean(seconds):.1f}" if seconds else "–"),
             ]
         )
-    head = ["experiment", "best", "last", "seed(s)", *COLUMNS_OF_TABLE, "rounds", "seconds a run"]
+    head = ["experiment", "best", "last", "seed(s)", *COLUMNS_OF_TABLE, "rounds", "seconds per run"]
     return {"head": head, "rows": rows}
 
 
@@ -101,7 +103,7 @@ def mean_cells(group: Group) -> list[str]:
     fewer = len(group.finished) < len(group.everyone)
     note = f" ({len(group.finished)} of {len(group.everyone)} seeds)" if fewer else ""
     note = note if group.finished else " so far"
-    return [percent(values) + note for values in zip(*scores, strict=True)]
+    return [mean_and_spread(values) + note for values in zip(*scores, strict=True)]
 
 
 def seeds_cell(group: Group) -> str:
@@ -133,13 +135,15 @@ def summary_words(runs: Sequence[Run]) -> str:
 
 def run_table(
     runs: Sequence[tuple[Run, str]], unstarted: Sequence[tuple[Unstarted, str]]
-) -> dict[str, Any]:
-    """A row a run, with the label of its group; those without a run directory last."""
+) -> PlainData:
+    """A row per run, with the label of its group; those without a run directory last."""
     rows = []
     for run, label in runs:
         state = f"failed: {run.failure}" if run.failure else run.state
         seed, seconds = str(run.config.get("seed")), f"{run.seconds:.1f}"
-        rows.append([run.name, state, *accuracy_cells(run), seed, label, run.rounds, seconds])
+        rows.append(
+            [run.name, state, *accuracy_cells(run), seed, label, rounds_words(run), seconds]
+        )
     for cell, label in unstarted:
         seed, state = str(cell.config.get("seed")), f"failed before it began: {cell.failure}"
         rows.append([cell.name, state, "–", "–", seed, label, "–", "–"])
@@ -149,8 +153,8 @@ def run_table(
     }
 
 
-def group_data(group: Group) -> dict[str, Any]:
-    """The curves of a group, and its seconds a run by stage."""
+def group_data(group: Group) -> PlainData:
+    """The curves of a group, and its seconds per run by stage."""
     by_stage = [
         sum(r.seconds.get(s, 0.0) for r in run.records) for s in STAGES for run in group.counted
     ]
@@ -159,12 +163,12 @@ def group_data(group: Group) -> dict[str, Any]:
         "label": group.label,
         "runs": len(group.runs),
         "unfinished": sum(run.state != "done" for run in group.runs),
-        "curves": {name: curve(group.runs, name) for name in MEASURES},
+        "curves": {name: curve(group.runs, name) for name in ACCURACIES},
         "seconds": dict(zip(STAGES, rounded(seconds, 3), strict=True)),
     }
 
 
-def curve(runs: Sequence[Run], measure: str) -> dict[str, list[float | None]]:
+def curve(runs: Sequence[Run], measure: str) -> dict[str, Sequence[float | None]]:
     """Mean, least and largest over the runs that evaluated a round, in per cent."""
     values: dict[int, list[float]] = {}
     for run in runs:
@@ -173,10 +177,8 @@ def curve(runs: Sequence[Run], measure: str) -> dict[str, list[float | None]]:
             if value is not None and math.isfinite(value):
                 values.setdefault(record.round, []).append(100 * value)
     rounds = sorted(values)
-    out: dict[str, Any] = {
-        "round": rounds,
-        "mean": rounded([float(np.mean(values[t])) for t in rounds]),
-    }
+    mean = rounded([float(np.mean(values[t])) for t in rounds])
+    out: dict[str, Sequence[float | None]] = {"round": rounds, "mean": mean}
     if len(runs) > 1:
         out["low"] = rounded([min(values[t]) for t in rounds])
         out["high"] = rounded([max(values[t]) for t in rounds])

@@ -15,14 +15,14 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
+from c2v_sim.run.files import JsonObject
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import CheckpointError
 from c2v_sim.system.files import new_directory, partial_directory
 
@@ -42,7 +42,7 @@ def save_checkpoint(directory: Path, simulator: Simulator, records: Path) -> Pat
     """
     path = directory / f"{simulator.round:06d}"
     with new_directory(path, replace=True) as temporary:
-        manifest: dict[str, Any] = {
+        manifest: JsonObject = {
             "round": simulator.round,
             "dataset": simulator.federation.dataset.name,
             "layout": layout_name(simulator),
@@ -59,10 +59,10 @@ def save_checkpoint(directory: Path, simulator: Simulator, records: Path) -> Pat
     return path
 
 
-def write_tensors(folder: Path, tensors: dict[str, Tensor], dataset: str) -> dict[str, Any]:
+def write_tensors(folder: Path, tensors: dict[str, Tensor], dataset: str) -> JsonObject:
     """Write `tensors` as files of at most FILE_BYTES; what the manifest must say about them."""
     files: dict[str, str] = {}
-    about: dict[str, Any] = {
+    about: JsonObject = {
         name: {"dtype": str(t.dtype).removeprefix("torch."), "shape": list(t.shape), "pieces": []}
         for name, t in tensors.items()
     }
@@ -72,13 +72,7 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor], dataset: str) -> dic
         for name, begin, end in group:
             pieces[name] = tensors[name].detach().reshape(-1)[begin:end].cpu()
             about[name]["pieces"].append([file.name, begin, end])
-        file.touch()
-        mode = file.stat().st_mode  # save_file makes files that only the owner may read
-        try:
-            save_file(pieces, file, metadata={"dataset": dataset})
-            file.chmod(mode)
-        except SafetensorError as error:  # a full disk, for example
-            raise OSError(None, str(error), str(file)) from error
+        tensor_file.save(file, pieces, {"dataset": dataset})
         files[file.name] = _sha256(file)
     return {"tensors": about, "files": files}
 
@@ -104,7 +98,7 @@ def _groups(tensors: dict[str, Tensor]) -> Iterator[list[tuple[str, int, int]]]:
 
 
 def load_checkpoint(directory: Path, simulator: Simulator, records: Path) -> list[bytes]:
-    """Put `simulator` back to the newest sound generation; the lines of its rounds' records.
+    """Bring `simulator` back to the newest sound generation; the lines of its rounds' records.
 
     Without any generation the run is at its beginning. A damaged generation is passed over with
     a warning; CheckpointError if that leaves none. Leftovers of a killed writer are removed.
@@ -144,7 +138,7 @@ def generations(directory: Path) -> list[Path]:
     return sorted(p for p in directory.glob("[0-9]*") if p.is_dir())
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
+def read_manifest(path: Path) -> JsonObject:
     """The manifest of a generation, once every file it names has the bytes that were written."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
@@ -158,7 +152,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def read_tensors(path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
+def read_tensors(path: Path, manifest: JsonObject) -> dict[str, Tensor]:
     """The tensors of a generation, as Simulator.state() gave them."""
     tensors = {
         name: torch.empty(about["shape"], dtype=getattr(torch, about["dtype"]))
@@ -172,7 +166,7 @@ def read_tensors(path: Path, manifest: dict[str, Any]) -> dict[str, Tensor]:
     return tensors
 
 
-def _same_records(expected: dict[str, Any], records: Path) -> list[bytes]:
+def _same_records(expected: JsonObject, records: Path) -> list[bytes]:
     """The first lines of `records`, which must be those that the checkpoint was made with."""
     lines = records.read_bytes().splitlines(keepends=True)[: expected["count"]]
     if hashlib.sha256(b"".join(lines)).hexdigest() != expected["sha256"]:
@@ -180,7 +174,7 @@ def _same_records(expected: dict[str, Any], records: Path) -> list[bytes]:
     return lines
 
 
-def _digest(manifest: dict[str, Any]) -> str:
+def _digest(manifest: JsonObject) -> str:
     text = json.dumps({k: v for k, v in manifest.items() if k != "sha256"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -5,11 +5,10 @@ it tries the cell again. NAME holds what was done before; where the cell failed 
 lack of an index for example, there is no NAME.
 """
 
-import json
 import signal
 from pathlib import Path
-from typing import Any
 
+from c2v_sim.run.files import read_json
 from c2v_sim.system.errors import ERROR
 
 ENDING = ".failed"
@@ -36,10 +35,3 @@ def reason(code: int, log: list[str]) -> str:
     if last.startswith(ERROR):
         return last.removeprefix(ERROR).split(". ")[0]
     return f"exit code {code}" + (f": {last}" if last else "")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error

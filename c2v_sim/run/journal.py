@@ -14,9 +14,9 @@ from tqdm import tqdm
 
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.checkpoint import load_checkpoint, save_checkpoint
-from c2v_sim.run.rounds_csv import to_csv
 from c2v_sim.run.tensorboard import TensorBoardLog
-from c2v_sim.simulator.simulator import Result, RoundRecord, Simulator
+from c2v_sim.simulator.records import Result, RoundRecord
+from c2v_sim.simulator.simulator import Simulator
 
 
 class Journal:
@@ -51,18 +51,18 @@ class Journal:
         if self.log is not None:
             self.log.close()
 
-    def round(self, record: RoundRecord) -> None:
+    def round_done(self, record: RoundRecord) -> None:
         """Take a finished round's record, and make a checkpoint where one is due."""
         self.result.records.append(record)
         if not self.torn:
             self._try(self._append)
         if self.log is not None:
-            self.log.round(record)
+            self.log.round_done(record)
         if record.round % self.simulator.config.checkpoint_every == 0:
             self.checkpoint()
 
     def checkpoint(self) -> None:
-        """Put everything on disk that is not there yet."""
+        """Write everything to disk that is not there yet."""
         failed = self.error
         if not all([self._try(self._save), self._try(self._save_table)]):
             return
@@ -94,9 +94,7 @@ class Journal:
     def _save(self) -> None:
         done = self.simulator.round
         if self.torn:
-            run_directory.rewrite_rounds(
-                self.out, [run_directory.to_line(r) for r in self.result.records]
-            )
+            run_directory.rewrite_rounds(self.out, self.result.records)
             self.torn, self.saved_rounds = False, done
         if self.saved_state != done:
             run_directory.flush_rounds(self.out)
@@ -107,7 +105,7 @@ class Journal:
     def _save_table(self) -> None:
         if self.saved_table != self.simulator.round:
             domains = self.simulator.federation.domain_names
-            text = to_csv(self.result.records, domains)
+            text = run_directory.to_csv(self.result.records, domains)
             run_directory.write_text(self.out / run_directory.TABLE, text)
             self.saved_table = self.simulator.round
 

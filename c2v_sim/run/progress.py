@@ -34,11 +34,11 @@ class Progress:
                 desc=f"round {done + 1}/{rounds}",
             )
 
-    def client(self, _: int) -> None:
+    def client_done(self, _: int) -> None:
         if self.bar is not None:
             self.bar.update()
 
-    def round(self, record: RoundRecord) -> None:
+    def round_done(self, record: RoundRecord) -> None:
         if self.bar is not None:
             self.bar.set_description(f"round {min(record.round + 1, self.rounds)}/{self.rounds}")
             if record.accuracy is not None:

@@ -5,25 +5,30 @@ are written anew, and older event files are removed. A log is therefore complete
 of a run's resumes had the flag, and after a kill. Optional: pip install 'c2v_sim[tensorboard]'.
 """
 
+from __future__ import annotations
+
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tqdm import tqdm
 
 from c2v_sim.config import to_toml
+from c2v_sim.run.files import ACCURACIES
 from c2v_sim.simulator.records import RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.errors import ConfigError
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
 FOLDER = "tensorboard"
-ACCURACIES = ("accuracy", "accuracy_weighted", "accuracy_worst10", "accuracy_global")
 
 
-def summary_writer() -> Any:
+def summary_writer() -> type[SummaryWriter]:
     """torch's SummaryWriter; ConfigError with the remedy where the package is not there."""
     try:
         from torch.utils.tensorboard import SummaryWriter
@@ -40,16 +45,15 @@ class TensorBoardLog:
 
     def __init__(self, out: Path, simulator: Simulator, done: Sequence[RoundRecord]) -> None:
         self.out, self.domains = out / FOLDER, simulator.federation.domain_names
-        self.writer: Any = None
+        self.writer: SummaryWriter  # from _begin on; where that fails the log is broken
         self.broken = False
         name = simulator.federation.dataset.name
-        self._try(
-            self._begin, f"trained on {name}\n\n```toml\n{to_toml(simulator.config)}```", done
-        )
+        settings = f"trained on {name}\n\n```toml\n{to_toml(simulator.config)}```"
+        self._try(lambda: self._begin(settings, done))
 
-    def round(self, record: RoundRecord) -> None:
+    def round_done(self, record: RoundRecord) -> None:
         """Show a round that has just ended."""
-        self._try(self._add, [(record, time.time())])
+        self._try(lambda: self._add([(record, time.time())]))
 
     def close(self) -> None:
         """End the event file."""
@@ -74,11 +78,11 @@ class TensorBoardLog:
                 self.writer.add_scalar(tag, value, record.round, walltime=ended)
         self.writer.flush()
 
-    def _try(self, write: Callable[..., None], *arguments: Any) -> None:
+    def _try(self, write: Callable[[], None]) -> None:
         if self.broken:
             return
         try:
-            write(*arguments)
+            write()
         except Exception as error:  # OSError, or TensorFlow's own errors where it is installed
             self.broken = True
             line = f"warning: the log in {self.out} ends here: {error}. A resume with --tensorboard"

@@ -21,21 +21,21 @@ import sys
 import threading
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import tomli_w
 
 from c2v_sim.config import FIELDS, FREE_ON_RESUME
 from c2v_sim.run.files import write_text
-from c2v_sim.sweep.file import Cell, Sweep, read_sweep, state
+from c2v_sim.sweep.estimate import estimate
+from c2v_sim.sweep.file import SWEEP, Cell, Sweep, read_sweep, state
 from c2v_sim.sweep.memory import memory_needs
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
+from c2v_sim.sweep.tables.deviations import shown
+from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import LOCK, in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.text import duration
-
-SWEEP = "sweep.toml"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -56,25 +56,30 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def parse_settings(given: list[str]) -> dict[str, Any]:
-    """`key=value` as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
-    settings: dict[str, Any] = {}
+def parse_settings(given: list[str]) -> dict[str, object]:
+    """`key=value` -> the settings by name."""
+    settings = {}
     for text in given:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--set {text}: must be KEY=VALUE, such as rounds=3")
-        try:
-            settings[key.strip()] = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            kind = FIELDS[key.strip()].type if key.strip() in FIELDS else str
-            settings[key.strip()] = value.split() if kind == tuple[str, ...] else value
-            if kind is float:
-                with contextlib.suppress(ValueError):  # it is refused as what it is
-                    settings[key.strip()] = float(value)
+        settings[key.strip()] = value_of(key.strip(), value)
     return settings
 
 
-def text_with(text: str, settings: dict[str, Any]) -> str:
+def value_of(setting: str, text: str) -> object:
+    """A value as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        kind = FIELDS[setting].type if setting in FIELDS else str
+    if kind is float:
+        with contextlib.suppress(ValueError):  # a text is refused as what it is
+            return float(text)
+    return text.split() if kind == tuple[str, ...] else text
+
+
+def text_with(text: str, settings: dict[str, object]) -> str:
     """The sweep file with `settings` in its [base]."""
     if not settings:
         return text
@@ -118,8 +123,6 @@ def chosen_cells(sweep: Sweep, pattern: str | None) -> list[Cell]:
 
 def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
     """--dry-run: the cells, what is left of them, and how long that will take."""
-    from c2v_sim.sweep.estimate import differing_settings, estimate
-
     states, settings = {c.name: state(out, c) for c in cells}, differing_settings(cells)
     todo = [cell for cell in cells if states[cell.name] != "done"]
     users = index_users(out, todo)
@@ -140,10 +143,20 @@ def show_plan(out: Path, cells: list[Cell], at_once: int) -> None:
     )
 
 
+def differing_settings(cells: list[Cell]) -> dict[str, str]:
+    """Cell -> its settings that are not those of all cells."""
+    varying = [name for name in FIELDS if len({getattr(c.config, name) for c in cells}) > 1]
+
+    def text(cell: Cell) -> str:
+        own = {name: getattr(cell.config, name) for name in varying}
+        changed = {name: value for name, value in own.items() if value != FIELDS[name].default}
+        return ", ".join(f"{name} = {shown(name, value)}" for name, value in changed.items())
+
+    return {cell.name: text(cell) for cell in cells}
+
+
 def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
     """The tables, where they are, and what failed."""
-    from c2v_sim.sweep.tables.tables import FILES, write_tables
-
     print(write_tables(sweep, out))
     pictures = shlex.join(["python", "-m", "c2v_sim.report", str(out), "-o", "report.html"])
     print(f"tables: {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)

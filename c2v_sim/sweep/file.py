@@ -35,23 +35,23 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from c2v_sim.config import FIELDS, RunConfig, make_config, preset
 from c2v_sim.index.config import index_settings
-from c2v_sim.run.failures import failure_file
-from c2v_sim.run.files import CONFIG, RESULT
-from c2v_sim.sweep.tables.paper import paper_entry, paper_names
+from c2v_sim.run.files import JsonObject
+from c2v_sim.run.reader import run_state
+from c2v_sim.sweep.shipped import shipped_sweeps, shipped_text
+from c2v_sim.sweep.tables.layout import Table, make_table
 from c2v_sim.system.errors import ConfigError
 
+SWEEP = "sweep.toml"  # in the sweep's directory
 SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
 SHAPES |= {"skip": list, "table": dict}
 KIND_NAMES: dict[type, str] = {str: "a text", dict: "a table", list: "a list of tables"}
-SEEDS = "seed"  # the axis that a table averages over
-TABLE_KINDS = ("accuracy", "time", "index")
-TABLE_SHAPES = {"rows": list, "columns": str, "kind": str, "paper": str, "reference": str}
+
+Settings = Mapping[str, object]  # of a run, by name, as TOML has them
+Axes = Mapping[str, Mapping[str, Settings]]  # axis -> label -> what it sets
 
 
 @dataclass(frozen=True)
@@ -64,17 +64,6 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Table:
-    """How the cells are laid out, and the paper's values beside them."""
-
-    rows: tuple[str, ...]  # axes
-    columns: str  # an axis; empty where the kind has its own columns
-    kind: str  # one of TABLE_KINDS
-    paper: str  # an entry of paper_tables.toml, with dots; empty: the paper has none
-    reference: str  # the shipped sweep at the paper's scale; what differs from it is said
-
-
-@dataclass(frozen=True)
 class Sweep:
     """A grid of runs, checked."""
 
@@ -82,7 +71,7 @@ class Sweep:
     about: str
     axes: dict[str, tuple[str, ...]]  # axis -> labels
     cells: tuple[Cell, ...]
-    table: Table | None
+    table: Table
     text: str  # the file
 
 
@@ -99,20 +88,14 @@ def beside(out: Path, cell: Cell, ending: str) -> Path:
 
 def state(out: Path, cell: Cell) -> str:
     """done, failed, unfinished or new."""
-    if failure_file(cell_folder(out, cell)).exists():
-        return "failed"
-    folder = cell_folder(out, cell)
-    if (folder / RESULT).exists():
-        return "done"
-    return "unfinished" if (folder / CONFIG).exists() else "new"
+    return run_state(cell_folder(out, cell))
 
 
-def read_sweep(file: str | Path, settings: Mapping[str, Any] | None = None) -> Sweep:
+def read_sweep(file: str | Path, settings: Settings | None = None) -> Sweep:
     """The sweep in `file`, a path or a shipped name (small/tau); `settings` go over its [base]."""
     text = sweep_text(file)
     try:
-        content = tomllib.loads(text)
-        return make_sweep(content, text, settings or {})
+        return make_sweep(tomllib.loads(text), text, settings or {})
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from error
     except ConfigError as error:
@@ -126,32 +109,17 @@ def sweep_text(file: str | Path) -> str:
             return Path(file).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{file} is not a TOML file: {error}") from error
-    named = resources.files("c2v_sim.sweep.shipped").joinpath(
-        f"{str(file).removesuffix('.toml')}.toml"
-    )
-    if named.is_file():
-        return named.read_text()
-    raise ConfigError(
-        f"{file} is neither a file nor a shipped sweep; shipped: {', '.join(shipped_sweeps())}"
-    )
+    text = shipped_text(str(file))
+    if text is None:
+        raise ConfigError(
+            f"{file} is neither a file nor a shipped sweep; shipped: {', '.join(shipped_sweeps())}"
+        )
+    return text
 
 
-def shipped_sweeps() -> list[str]:
-    """The names of the sweeps that come with the package."""
-    root = resources.files("c2v_sim.sweep.shipped")
-    scales = [folder for folder in root.iterdir() if folder.is_dir()]
-    files = [(scale.name, file.name) for scale in scales for file in scale.iterdir()]
-    return sorted(f"{s}/{f.removesuffix('.toml')}" for s, f in files if f.endswith(".toml"))
-
-
-def make_sweep(content: Mapping[str, Any], text: str, settings: Mapping[str, Any]) -> Sweep:
+def make_sweep(content: JsonObject, text: str, settings: Settings) -> Sweep:
     """The sweep that `content`, a parsed file, describes."""
-    unknown = [key for key in content if key not in SHAPES]
-    if unknown:
-        raise ConfigError(f"unknown entry {unknown[0]!r}; known: {', '.join(SHAPES)}")
-    for key, kind in SHAPES.items():
-        if not isinstance(content.get(key, kind()), kind):
-            raise ConfigError(f"{key} must be {KIND_NAMES[kind]}, got {content[key]!r}")
+    check_shapes(content)
     axes = {name: choices(name, values) for name, values in content.get("axes", {}).items()}
     if not axes:
         raise ConfigError("[axes] must name at least one axis, such as seed = [0, 1, 2]")
@@ -165,12 +133,22 @@ def make_sweep(content: Mapping[str, Any], text: str, settings: Mapping[str, Any
             cells.append(make_cell(chosen, axes, base, content.get("preset", "")))
     check_cells(cells)
     check_base(base, axes, cells)
-    table = make_table(content["table"], labels) if "table" in content else None
-    about = content.get("about", "")
-    return Sweep(content.get("title", ""), about, labels, tuple(cells), table, text)
+    table = make_table(content.get("table"), labels)
+    title, about = content.get("title", ""), content.get("about", "")
+    return Sweep(title, about, labels, tuple(cells), table, text)
 
 
-def choices(name: str, values: Any) -> dict[str, dict[str, Any]]:
+def check_shapes(content: Mapping[str, object]) -> None:
+    """Refuse entries that a sweep file does not have, or of another kind."""
+    unknown = [key for key in content if key not in SHAPES]
+    if unknown:
+        raise ConfigError(f"unknown entry {unknown[0]!r}; known: {', '.join(SHAPES)}")
+    for key, kind in SHAPES.items():
+        if not isinstance(content.get(key, kind()), kind):
+            raise ConfigError(f"{key} must be {KIND_NAMES[kind]}, got {content[key]!r}")
+
+
+def choices(name: str, values: object) -> Mapping[str, Settings]:
     """The labels of an axis, and the settings that each stands for."""
     if isinstance(values, list) and values:
         if name not in FIELDS:
@@ -186,7 +164,7 @@ def choices(name: str, values: Any) -> dict[str, dict[str, Any]]:
     raise ConfigError(f"axis {name!r} must be a list of different values or a table of choices")
 
 
-def checked_skip(pattern: Any, labels: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+def checked_skip(pattern: object, labels: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
     if not isinstance(pattern, dict) or not pattern:
         raise ConfigError(f"skip must be a table of axis = label, got {pattern!r}")
     named = {axis: str(label) for axis, label in pattern.items()}
@@ -196,13 +174,8 @@ def checked_skip(pattern: Any, labels: Mapping[str, tuple[str, ...]]) -> dict[st
     return named
 
 
-def make_cell(
-    labels: dict[str, str],
-    axes: Mapping[str, dict[str, dict[str, Any]]],
-    base: Mapping[str, Any],
-    base_preset: str,
-) -> Cell:
-    own: dict[str, Any] = {}
+def make_cell(labels: dict[str, str], axes: Axes, base: Settings, base_preset: str) -> Cell:
+    own: dict[str, object] = {}
     for axis, label in labels.items():
         twice = own.keys() & axes[axis][label].keys()
         if twice:
@@ -219,9 +192,7 @@ def make_cell(
     return Cell(name, labels, config)
 
 
-def check_base(
-    base: Mapping[str, Any], axes: Mapping[str, dict[str, dict[str, Any]]], cells: list[Cell]
-) -> None:
+def check_base(base: Settings, axes: Axes, cells: list[Cell]) -> None:
     """Refuse base settings (or --set) that an axis always overrides, or that no cell uses."""
     for key, value in base.items():
         setting = f"[base] {key} = {value} has no effect in any cell"
@@ -245,45 +216,3 @@ def check_cells(cells: list[Cell]) -> None:
     name, count = Counter(cell.name for cell in cells).most_common(1)[0]
     if count > 1:
         raise ConfigError(f"{count} cells are called {name}; give their choices other names")
-
-
-def make_table(given: dict[str, Any], labels: Mapping[str, tuple[str, ...]]) -> Table:
-    for key, value in given.items():
-        if key not in TABLE_SHAPES:
-            raise ConfigError(f"[table] may have {', '.join(TABLE_SHAPES)}; got {key}")
-        if not isinstance(value, TABLE_SHAPES[key]):
-            wanted = "a list of axes" if key == "rows" else "a text"
-            raise ConfigError(f"[table] {key} must be {wanted}, got {value!r}")
-    rows, columns = tuple(given.get("rows", ())), given.get("columns", "")
-    kind = given.get("kind", "accuracy")
-    if kind not in TABLE_KINDS:
-        raise ConfigError(f"[table] kind must be one of {', '.join(TABLE_KINDS)}; got {kind!r}")
-    if kind != "accuracy" and columns:
-        raise ConfigError(f"[table] of kind {kind} has its own columns; leave out {columns!r}")
-    for axis in (*rows, columns) if kind == "accuracy" else rows:
-        if axis not in labels:
-            raise ConfigError(f"[table] rows and columns must name axes, got {axis!r}")
-    shown = {*rows, columns, SEEDS}
-    left = [axis for axis, of_axis in labels.items() if axis not in shown and len(of_axis) > 1]
-    if left:
-        raise ConfigError(f"[table] has no place for axis {left[0]}: only seeds are averaged")
-    paper, reference = given.get("paper", ""), given.get("reference", "")
-    check_paper(paper, reference)
-    return Table(rows, columns, kind=kind, paper=paper, reference=reference)
-
-
-def check_paper(paper: str, reference: str) -> None:
-    """Refuse values of the paper that are not there, or without what their settings were."""
-    if paper and not isinstance(paper_entry(paper.split(".")), dict):
-        known = ", ".join(paper_names())
-        raise ConfigError(f"[table] paper = {paper!r} is no table of the paper; known: {known}")
-    if paper and not reference:
-        raise ConfigError(
-            f"[table] paper = {paper!r} needs reference, the sweep with the paper's settings "
-            "(such as paper/tau), so that what differs from them can be said"
-        )
-    if reference and reference not in shipped_sweeps() and not Path(reference).is_file():
-        raise ConfigError(
-            f"[table] reference = {reference!r} is neither a file nor a shipped sweep; shipped: "
-            f"{', '.join(shipped_sweeps())}"
-        )

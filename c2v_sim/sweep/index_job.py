@@ -15,7 +15,7 @@ from c2v_sim.config import RunConfig, make_config, read_toml
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.cache import index_embeddings
 from c2v_sim.index.config import index_settings
-from c2v_sim.run.__main__ import build_federation
+from c2v_sim.run.build import build_federation
 from c2v_sim.run.index import shown_index
 from c2v_sim.system.errors import Interrupted, TrainingError, fail
 from c2v_sim.system.interrupt import Interrupt

@@ -15,13 +15,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
+from c2v_sim.sweep.file import Cell
 from c2v_sim.system.interrupt import Interrupt
 
-SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_CHECKS = 0.2
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
 # Threads that wait for one another by spinning make a training on two threads twice as slow as soon
@@ -41,7 +41,7 @@ class Job:
     name: str
     command: list[str]
     log: Path  # of standard output and error; appended
-    about: Any = None  # the caller's
+    about: list[Cell] = field(default_factory=list)  # which it runs, or builds an index for
     needs: int = 0  # bytes of memory, expected
     environment: dict[str, str] = field(default_factory=dict)  # unless the user's has them
     started: float = 0.0
@@ -65,6 +65,16 @@ class Job:
                 preexec_fn=(lambda: die_with(parent)) if LIBC else None,
             )
         self.started = time.monotonic()
+
+    def poll(self) -> int | None:
+        """The exit code; None while it runs."""
+        assert self.process is not None
+        self.memory()
+        return self.process.poll()
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
 
     def memory(self) -> int:
         """Bytes that the process has now."""
@@ -110,34 +120,37 @@ def run_jobs(
     interrupt: Interrupt,
     *,
     ended: Callable[[Job, int], None],
-    look: Callable[[list[Job]], None] = lambda running: None,
+    watch: Callable[[list[Job]], None] = lambda running: None,
 ) -> None:
     """Run all `jobs`, at most `at_once` at the same time, until they are done or interrupted.
 
-    ended: called with each job and its exit code. look: called now and then with those running.
+    ended: called with each job and its exit code. watch: called now and then with those running.
     """
     assert interrupt.stop is not None
     waiting, running, told = list(jobs), list[Job](), False
     while running or (waiting and not interrupt.stop.is_set()):
-        while waiting and len(running) < at_once and not interrupt.stop.is_set():
-            first = next((job for job in waiting if fits(job, running)), None)
-            if first is None:
-                break
-            waiting.remove(first)
-            first.start()
-            running.append(first)
-        if interrupt.stop.is_set() and not told:
+        if not interrupt.stop.is_set():
+            start_those_that_fit(waiting, running, at_once)
+        elif not told:
             told = True
             for job in running:
-                assert job.process is not None
-                job.process.send_signal(interrupt.number or signal.SIGINT)
+                job.signal(interrupt.number or signal.SIGINT)
         for job in list(running):
-            assert job.process is not None
-            job.memory()
-            code = job.process.poll()
+            code = job.poll()
             if code is not None:
                 running.remove(job)
                 ended(job, code)
-        look(running)
+        watch(running)
         if running:
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(SECONDS_BETWEEN_CHECKS)
+
+
+def start_those_that_fit(waiting: list[Job], running: list[Job], at_once: int) -> None:
+    """Move jobs from `waiting` to `running` while there are places and memory."""
+    while waiting and len(running) < at_once:
+        first = next((job for job in waiting if fits(job, running)), None)
+        if first is None:
+            return
+        waiting.remove(first)
+        first.start()
+        running.append(first)

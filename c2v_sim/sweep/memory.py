@@ -11,7 +11,7 @@ from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.index.encoders.embed import WIDTH
 from c2v_sim.models import logits
-from c2v_sim.run.__main__ import load_data
+from c2v_sim.run.build import load_data
 from c2v_sim.simulator.model import assemble
 from c2v_sim.sweep.file import Cell
 from c2v_sim.training.memory import lane_bytes

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from c2v_sim.config import RunConfig
-from c2v_sim.run.files import ROUNDS
+from c2v_sim.run.files import count_rounds
 from c2v_sim.sweep.file import Cell, cell_folder
 from c2v_sim.sweep.jobs import Job
 from c2v_sim.system.text import duration
@@ -21,18 +21,13 @@ from c2v_sim.system.text import duration
 # What decides how long a round takes.
 KIND = ["dataset", "train_size", "clients", "clients_per_domain", "model", "algorithm"]
 KIND += ["participation", "local_epochs", "batch_size", "eval_every"]
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_UPDATES = 1.0
 SECONDS_BETWEEN_LINES = 60.0  # where there is no terminal
 
 
 def kind(config: RunConfig) -> tuple[Any, ...]:
     """The same for runs whose rounds take equally long."""
     return ("local" in config.improve, *(getattr(config, name) for name in KIND))
-
-
-def rounds_done(out: Path, cell: Cell) -> int:
-    file = cell_folder(out, cell) / ROUNDS
-    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 class SweepProgress:
@@ -44,10 +39,10 @@ class SweepProgress:
         self.out, self.cells, self.done, self.at_once = out, cells, done, at_once
         self.stream = stream or sys.stderr
         self.failed = 0
-        self.last_look, self.last_line = 0.0, time.monotonic()
+        self.last_update, self.last_line = 0.0, time.monotonic()
         self.first_seen: dict[str, tuple[float, int]] = {}  # running cell -> when, rounds then
-        self.paces: dict[tuple[Any, ...], list[float]] = {}  # seconds a round
-        self.begun = {cell.name: rounds_done(out, cell) for cell in cells}
+        self.paces: dict[tuple, list[float]] = {}  # seconds per round
+        self.begun = {cell.name: count_rounds(cell_folder(out, cell)) for cell in cells}
         self.rounds = dict(self.begun)  # rounds done
         self.bar = None
         if self.stream.isatty():
@@ -86,16 +81,16 @@ class SweepProgress:
         """How far the index is that is being built."""
         self._show(text)
 
-    def look(self, running: list[Job]) -> None:
+    def update(self, running: list[Job]) -> None:
         """Show where the running cells are."""
         now = time.monotonic()
-        if now - self.last_look < SECONDS_BETWEEN_LOOKS:
+        if now - self.last_update < SECONDS_BETWEEN_UPDATES:
             return
-        self.last_look = now
+        self.last_update = now
         shown = []
         for job in running:
-            cell: Cell = job.about
-            done = self.rounds[cell.name] = rounds_done(self.out, cell)
+            (cell,) = job.about
+            done = self.rounds[cell.name] = count_rounds(cell_folder(self.out, cell))
             if done > self.begun[cell.name]:
                 self.first_seen.setdefault(cell.name, (now, done))
             shown.append(f"{cell.name} {done}/{cell.config.rounds}")
@@ -119,8 +114,8 @@ class SweepProgress:
             since, rounds = self.first_seen.get(job.name, (0.0, 0))
             trained = self.rounds[job.name] - rounds
             if since and trained:
-                pace = (self.last_look - since) / trained
-                paces.setdefault(kind(job.about.config), pace)
+                pace = (self.last_update - since) / trained
+                paces.setdefault(kind(job.about[0].config), pace)
         if not paces:
             return 0.0
         mean = sum(paces.values()) / len(paces)
@@ -132,6 +127,6 @@ class SweepProgress:
 
     def close(self) -> None:
         if self.bar is not None:
-            self.last_look = 0.0
-            self.look([])
+            self.last_update = 0.0
+            self.update([])
             self.bar.close()

@@ -100,8 +100,8 @@ class Runner:
             self._job(cell, places)
             for cell, places in zip(cells, places_of(cells, self.at_once), strict=True)
         ]
-        look = self.progress.look
-        run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, look=look)
+        watch = self.progress.update
+        run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, watch=watch)
 
     def _job(self, cell: Cell, places: int) -> Job:
         folder = cell_folder(self.out, cell)
@@ -115,10 +115,10 @@ class Runner:
         command += ["--lanes", str(lanes)]
         log = beside(self.out, cell, "log")
         needs = self.needs.get(cell.name, 0) * places
-        return Job(cell.name, command, log, about=cell, needs=needs)
+        return Job(cell.name, command, log, about=[cell], needs=needs)
 
     def _cell_ended(self, job: Job, code: int) -> None:
-        cell: Cell = job.about
+        (cell,) = job.about
         file = cell_folder(self.out, cell) / RESULT
         if code == 0 and file.exists():
             best = json.loads(file.read_text())["best_accuracy"]
@@ -138,7 +138,7 @@ class Runner:
             jobs.append(Job(key, command, log, about=using, environment=SLEEP_WHILE_WAITING))
         done = 0
 
-        def look(running: list[Job]) -> None:
+        def watch(running: list[Job]) -> None:
             for job in running:
                 line = "".join(job.tail(1))
                 self.progress.index(f"index {done + 1}/{len(jobs)} {named(job.about)}: {line}")
@@ -153,7 +153,7 @@ class Runner:
                 for cell in job.about:
                     self._mark_failed(cell, job, code)
 
-        run_jobs(jobs, 1, self.interrupt, ended=ended, look=look)
+        run_jobs(jobs, 1, self.interrupt, ended=ended, watch=watch)
 
     def _mark_failed(self, cell: Cell, job: Job, code: int) -> None:
         tail = job.tail()

@@ -4,6 +4,7 @@ The checksum (SHA-256 over name, dtype, shape and bytes of every tensor, or what
 its place) is stored in the file. `cached` is for tensors that can be made anew.
 """
 
+import errno
 import hashlib
 import sys
 from collections.abc import Callable
@@ -45,13 +46,21 @@ def read(path: Path, digest: Callable[[Tensors], str] = checksum) -> Tensors | N
     return None
 
 
-def write(path: Path, tensors: Tensors, digest: Callable[[Tensors], str] = checksum) -> None:
-    """Atomically; raises OSError where the folder cannot be written."""
-    with replacing(path, shared=True) as temporary:
+def save(path: Path, tensors: Tensors, about: dict[str, str], *, shared: bool = False) -> None:
+    """Atomically, with the texts `about`; raises OSError where the file cannot be written.
+
+    shared: other processes may write the same file at the same time (`replacing`).
+    """
+    with replacing(path, shared=shared) as temporary:
         try:
-            save_file(tensors, temporary, metadata={"sha256": digest(tensors)})
+            save_file(tensors, temporary, metadata=about)
         except SafetensorError as error:  # a full disk, for example
-            raise OSError(str(error)) from error
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+
+def write(path: Path, tensors: Tensors, digest: Callable[[Tensors], str] = checksum) -> None:
+    """A cache file, with its checksum; raises OSError where the folder cannot be written."""
+    save(path, tensors, {"sha256": digest(tensors)}, shared=True)
 
 
 def cached(

@@ -1,9 +1,9 @@
 """Numbers for people: bytes, seconds, shares."""
 
 
-def percent(share: float | None) -> str:
+def percent(share: float | None, places: int = 2) -> str:
     """A share in [0, 1] as `12.34 %`; a dash where there is none."""
-    return "–" if share is None else f"{100 * share:.2f} %"
+    return "–" if share is None else f"{100 * share:.{places}f} %"
 
 
 def in_bytes(size: float) -> str:

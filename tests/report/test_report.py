@@ -17,11 +17,12 @@ from c2v_sim.config import RunConfig
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.report import __main__ as report
 from c2v_sim.report.clients import order_clients, pack
-from c2v_sim.report.domains import UNTESTED
 from c2v_sim.report.groups import group_runs
 from c2v_sim.report.index import block_cosines, means_of
 from c2v_sim.report.page_data import curve, document
-from c2v_sim.report.runs import find_runs, read_run, read_runs
+from c2v_sim.report.rounds import UNTESTED
+from c2v_sim.report.runs import find_runs, read_runs
+from c2v_sim.run.reader import read_run
 
 # ---- reading --------------------------------------------------------------------------------
 
@@ -72,17 +73,17 @@ def test_curves_are_mean_and_range_over_the_seeds_that_got_there(report_runs):
 
 
 def test_the_clients_of_a_run_are_kept_with_it(report_runs):
-    one = read_run(report_runs / "plain-0", "plain-0")
+    one = read_run(report_runs / "plain-0")
     counts = one.clients.label_counts
     assert counts.shape == (12, 10)
     assert counts.sum() == 600
     assert one.clients.test_sizes.sum() == 200
     assert one.clients.domains.tolist() == [d for d in range(6) for _ in range(2)]
-    older = read_run(report_runs / "stopped", "stopped").clients  # sizes are in the partition
+    older = read_run(report_runs / "stopped").clients  # sizes are in the partition
     assert older.label_counts is None
     for name in ("sizes", "test_sizes", "domains"):
         assert np.array_equal(getattr(older, name), getattr(one.clients, name)), name
-    assert read_run(report_runs / "mlp", "mlp").clients.domains is None
+    assert read_run(report_runs / "mlp").clients.domains is None
 
 
 def test_an_unfinished_run_is_shown_with_what_it_has(report_runs, report_of_many):
@@ -138,11 +139,11 @@ def test_means_are_of_the_finished_seeds_and_say_how_many(failed_cells, tmp_path
         next(row for row in rows if row["experiment"].startswith(start))
         for start in ("fedavg; by-domain", "fedavg + Client2Vec", "feddyn")
     )
-    finished = [read_run(failed_cells / name, name) for name in ("plain-0", "plain-1")]
+    finished = [read_run(failed_cells / name) for name in ("plain-0", "plain-1")]
     best = [max(100 * r.accuracy for r in one.evaluated) for one in finished]
     assert plain["best"] == f"{np.mean(best):.1f} ± {np.std(best):.1f} % (2 of 5 seeds)"
     assert plain["seed(s)"] == "0, 1; unfinished: 2; failed: 3, 4"
-    assert plain["seconds a run"] == f"{np.mean([one.seconds for one in finished]):.1f}"
+    assert plain["seconds per run"] == f"{np.mean([one.seconds for one in finished]):.1f}"
     assert steered["best"].endswith(" % (2 of 3 seeds)")
     assert steered["seed(s)"] == "0, 1; failed: 2"  # one experiment, though it has no index
     assert (feddyn["best"], feddyn["seed(s)"], feddyn["rounds"]) == ("–", "failed: 0", "–")
@@ -188,7 +189,7 @@ def test_cells_that_never_began_alone_make_no_report(failed_cells, tmp_path, cap
 
 
 def test_cohorts_and_weights_survive_the_packing(report_runs):
-    one = read_run(report_runs / "steered-0", "steered-0")
+    one = read_run(report_runs / "steered-0")
     (shown,) = document(group_runs([one]))["runs"]
     order = order_clients(one.clients, one.manifest["data"])
     cells = unpack(shown["cohorts"]["cells"])
@@ -203,7 +204,7 @@ def test_cohorts_and_weights_survive_the_packing(report_runs):
 
 
 def test_the_accuracy_of_domains_survives_the_packing(report_runs):
-    one = read_run(report_runs / "plain-0", "plain-0")
+    one = read_run(report_runs / "plain-0")
     (shown,) = document(group_runs([one]))["runs"]
     wanted = np.array([r.accuracy_domains for r in one.records])  # [4, 6]
     assert unpack(shown["domains"]["rounds"]).tolist() == [1, 2, 3, 4]
@@ -214,7 +215,7 @@ def test_the_accuracy_of_domains_survives_the_packing(report_runs):
     caption = shown["domains"]["caption"]
     assert f"in round 4: best {best} with {100 * wanted[-1].max():.1f} %" in caption
     assert f"worst {worst} with {100 * wanted[-1].min():.1f} %" in caption
-    (shown,) = document(group_runs([read_run(report_runs / "mlp", "mlp")]))["runs"]
+    (shown,) = document(group_runs([read_run(report_runs / "mlp")]))["runs"]
     assert shown["domains"] is None
 
 
@@ -230,7 +231,7 @@ def test_domains_without_clients_or_test_samples_keep_the_names_of_the_others(
     for record in records:
         record["accuracy_domains"] = [float("nan"), 0.25]
     (path / "rounds.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    one = read_run(path, "some")
+    one = read_run(path)
     data = document(group_runs([one]))
     shown = data["runs"][0]
     names = one.manifest["data"]["domains"]
@@ -240,7 +241,7 @@ def test_domains_without_clients_or_test_samples_keep_the_names_of_the_others(
 
 
 def test_the_partition_and_the_index_survive_the_packing(report_runs):
-    one = read_run(report_runs / "steered-0", "steered-0")
+    one = read_run(report_runs / "steered-0")
     data = document(group_runs([one]))
     shown = data["runs"][0]
     counts = unpack(data["pool"][shown["clients"]]["counts"]).reshape(12, 10)
@@ -266,7 +267,7 @@ def test_block_means_of_cosines_are_those_of_the_whole_matrix(report_runs, parts
 
 
 def test_clients_without_domains_are_ordered_by_dominant_label(report_runs):
-    one = read_run(report_runs / "mlp", "mlp")
+    one = read_run(report_runs / "mlp")
     order = order_clients(one.clients, one.manifest["data"])
     assert order.by == "dominant label"
     dominant = one.clients.label_counts.argmax(1)[order.clients]

@@ -14,7 +14,7 @@ pytest.importorskip("vl_convert", reason="pip install 'c2v_sim[report]'")
 
 from c2v_sim.config import RunConfig
 from c2v_sim.report import __main__ as report
-from c2v_sim.report.runs import read_run
+from c2v_sim.run.reader import read_run
 
 FIGURES = {"curves", "timeline", "weights", "histogram", "partition", "times"}
 DOMAIN_FIGURES = {"domains"}
@@ -182,7 +182,7 @@ def test_curves_of_domains_are_named_and_rounds_have_whole_numbers(browser, repo
     assert lines.evaluate_all(read, "stroke") == swatches
     assert len(set(swatches)) == 6
     ends = [float(path.split(",")[-1]) for path in lines.evaluate_all(read, "d")]  # from the top
-    wanted = read_run(report_runs / "stopped", "stopped").records[-1].accuracy_domains
+    wanted = read_run(report_runs / "stopped").records[-1].accuracy_domains
     assert np.corrcoef(ends, wanted)[0, 1] == pytest.approx(-1, abs=1e-3)
     labels = figure.locator(".role-axis-label").first.locator("text").all_text_contents()
     assert [text for text in labels if text] == ["1", "2"]  # not 1, 2, 2

@@ -20,6 +20,7 @@ from c2v_sim.run.checkpoint import (
     save_checkpoint,
     write_tensors,
 )
+from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import CheckpointError, Interrupted
 
 CONFIG = RunConfig(model="linear", rounds=4, participation=0.5, local_epochs=1, lanes=1)
@@ -256,7 +257,7 @@ def test_a_failing_write_leaves_the_older_generations_alone(tmp_path, simulator,
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(tensor_file, "save_file", full)
     with pytest.raises(OSError, match="No space left"):
         save(tmp_path, simulator)
     after = {p: p.read_bytes() for p in (tmp_path / "checkpoints").rglob("*.*") if p.is_file()}

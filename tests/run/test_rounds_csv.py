@@ -6,7 +6,7 @@ import json
 import pytest
 
 from c2v_sim.run import __main__ as run
-from c2v_sim.run.rounds_csv import to_csv
+from c2v_sim.run.files import to_csv
 from c2v_sim.simulator.records import RoundRecord
 
 TINY = "--model linear --train-size 240 --test-size 120 --partition by-domain --rounds 5"
@@ -56,7 +56,7 @@ def test_every_round_is_a_row_and_what_was_not_evaluated_is_empty(tmp_path):
 
 
 def test_a_resume_drops_the_rows_that_it_trains_again(tmp_path, monkeypatch):
-    out, trained = tmp_path / "run", run.Journal.round
+    out, trained = tmp_path / "run", run.Journal.round_done
 
     def stop_after_three(self, record):
         trained(self, record)
@@ -66,7 +66,7 @@ def test_a_resume_drops_the_rows_that_it_trains_again(tmp_path, monkeypatch):
             raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Journal, "round", stop_after_three)
+        patch.setattr(run.Journal, "round_done", stop_after_three)
         with pytest.raises(SystemExit):
             run.main([*TINY.split(), "--out", str(out)])
     (out / "rounds.csv").write_text("of something else\n")

@@ -18,6 +18,7 @@ from c2v_sim.config import make_config, read_toml
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import build_model
 from c2v_sim.run import __main__ as run
+from c2v_sim.run.build import new_path
 
 TINY = ["--train-size", "400", "--test-size", "100", "--clients", "8", "--participation", "0.25"]
 TINY += ["--rounds", "3", "--local-epochs", "1", "--batch-size", "16"]
@@ -111,11 +112,11 @@ def test_an_existing_directory_is_never_overwritten(finished, capsys):
 
 def test_default_directories_do_not_collide(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    first = run.new_path("runs", "cifar10-standin(shapes)", "fedavg", 0)
+    first = new_path("runs", "cifar10-standin(shapes)", "fedavg", 0)
     assert str(first).startswith("runs/")
     assert first.name.endswith("cifar10-standin-shapes-fedavg-0")
     first.mkdir(parents=True)
-    assert run.new_path("runs", "cifar10-standin(shapes)", "fedavg", 0) != first
+    assert new_path("runs", "cifar10-standin(shapes)", "fedavg", 0) != first
 
 
 def test_print_config_is_a_config(tmp_path, capsys):
@@ -325,7 +326,7 @@ import resource, sys
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.progress import Progress
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-prepare, show, lift = run.prepare, Progress.round, int(sys.argv.pop(1))
+prepare, show, lift = run.prepare, Progress.round_done, int(sys.argv.pop(1))
 def limited(arguments):
     ready = prepare(arguments)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
@@ -334,7 +335,7 @@ def lifting(self, record):
     if record.round == lift:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     show(self, record)
-run.prepare, Progress.round = limited, lifting
+run.prepare, Progress.round_done = limited, lifting
 sys.exit(run.main(sys.argv[1:]))
 """
 LINEAR = [*TINY, "--model", "linear", "--rounds", "7", "--checkpoint-every", "2"]

@@ -56,7 +56,7 @@ def check_same(out):
 
 def stopped(out, monkeypatch, after, *flags):
     """The run ends without a word after the records of `after` rounds, as when it is killed."""
-    trained = run.Journal.round
+    trained = run.Journal.round_done
 
     def stop(self, record):
         trained(self, record)
@@ -64,7 +64,7 @@ def stopped(out, monkeypatch, after, *flags):
             raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(run.Journal, "round", stop)
+        patch.setattr(run.Journal, "round_done", stop)
         with pytest.raises(SystemExit):
             run.main([*flags])
 

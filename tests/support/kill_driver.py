@@ -29,9 +29,8 @@ from c2v_sim.index import __main__ as index
 from c2v_sim.index import checkpoint as index_checkpoint
 from c2v_sim.index import training as index_training
 from c2v_sim.run import __main__ as run
-from c2v_sim.run.files import parse_rounds
+from c2v_sim.run.files import parse_rounds, to_csv
 from c2v_sim.run.progress import Progress
-from c2v_sim.run.rounds_csv import to_csv
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.tensor_file import checksum
 
@@ -80,7 +79,7 @@ class Points:
 
     def install(self) -> None:
         sys.addaudithook(self.audit)
-        self.around(Progress, "client", "client", None)
+        self.around(Progress, "client_done", "client", None)
         self.around(Simulator, "evaluate", "evaluate", "evaluated")
         self.around(index_training, "losses", "step", None)
         self.around(index_checkpoint.Checkpoints, "save", "save", "saved")

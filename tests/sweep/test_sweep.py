@@ -14,6 +14,7 @@ import pytest
 
 from c2v_sim.config import RunConfig
 from c2v_sim.run import __main__ as run
+from c2v_sim.run.build import build_federation
 from c2v_sim.sweep.__main__ import main, parse_settings
 from c2v_sim.sweep.estimate import Estimate, index_seconds
 from c2v_sim.sweep.file import read_sweep
@@ -200,7 +201,7 @@ def test_the_time_of_an_index_is_that_of_the_samples_it_sees(strategy, pairs):
         **{"train_size": 300, "test_size": 60, "clients": 6, "improve": ("sampling",)},
         **{"index_strategy": strategy, "index_epochs": 100, "index_max_samples": 5},
     )
-    federation, config = run.build_federation(config)
+    federation, config = build_federation(config)
     one_second = {(strategy, "linear", True): 1.0}  # a pair; the rest is embedding 30 images
     assert pairs + 10 <= index_seconds(federation, config, one_second) < pairs + 40
 
@@ -351,14 +352,14 @@ def test_progress_and_the_time_left(tmp_path, capsys):
     folder = tmp_path / "cells" / "linear-0"
     folder.mkdir(parents=True)
     (folder / "rounds.jsonl").write_text("{}\n" * 4)
-    running = Job("linear-0", [], tmp_path / "log", about=cells[0])
+    running = Job("linear-0", [], tmp_path / "log", about=[cells[0]])
     bar.index("index 1/2 of linear-0: epoch 3/5")
-    bar.look([running])
+    bar.update([running])
     assert "0/4 cells  linear-0 4/10" in bar.stream.getvalue()  # no pace of its rounds yet
     since, rounds = bar.first_seen["linear-0"]
     (folder / "rounds.jsonl").write_text("{}\n" * 6)
-    bar.first_seen["linear-0"], bar.last_look = (since - 8.0, rounds), 0.0
-    bar.look([running])
+    bar.first_seen["linear-0"], bar.last_update = (since - 8.0, rounds), 0.0
+    bar.update([running])
     assert bar.left([running]) == pytest.approx((4 + 30) * 4.0 / 2, rel=0.05)
     bar.gave_up(cells[3])
     bar.close()
@@ -366,8 +367,8 @@ def test_progress_and_the_time_left(tmp_path, capsys):
     assert "index 1/2 of linear-0: epoch 3/5" in shown
     assert "ETA 6" in shown
     assert shown.rstrip().endswith("0/4 cells, 1 failed")
-    plain.last_line = plain.last_look = 0.0  # long ago
-    plain.look([running])
+    plain.last_line = plain.last_update = 0.0  # long ago
+    plain.update([running])
     assert "2/4 cells, 1 failed  ETA 20 s  linear-0 6/10" in plain.stream.getvalue()
 
 

@@ -26,7 +26,7 @@ def meet(folder, name, other):
 
 @pytest.fixture(autouse=True)
 def _quick_looks(monkeypatch):
-    monkeypatch.setattr(sweep_jobs, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(sweep_jobs, "SECONDS_BETWEEN_CHECKS", 0.01)
 
 
 def job(folder, name, code="", **options):
@@ -48,7 +48,7 @@ def test_all_run_at_most_so_many_at_once_with_codes_and_logs(tmp_path):
         2,
         interrupt(),
         ended=lambda job, code: ended.update({job.name: code}),
-        look=lambda running: most.append(len(running)),
+        watch=lambda running: most.append(len(running)),
     )
     assert ended == {f"job{i}": i for i in range(4)}
     assert max(most) <= 2
@@ -130,7 +130,7 @@ def test_a_signal_is_passed_on_and_nothing_new_starts(tmp_path):
             asked.number = signal.SIGTERM
             asked.stop.set()
 
-    run_jobs(jobs, 2, asked, ended=lambda job, code: ended.update({job.name: code}), look=look)
+    run_jobs(jobs, 2, asked, ended=lambda job, code: ended.update({job.name: code}), watch=look)
     assert ended == {"a": 7, "b": 7}
     assert jobs[2].process is None
 

@@ -13,7 +13,8 @@ from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.files import parse_rounds, to_line
 from c2v_sim.sweep.file import cell_folder, make_sweep, read_sweep
-from c2v_sim.sweep.tables.tables import main, write_tables
+from c2v_sim.sweep.tables.write import write_tables
+from c2v_sim.tables import main
 
 BASE = """
 title = "Tiny"
@@ -197,7 +198,7 @@ def test_what_deviates_is_said_and_nothing_else(numbers):
         "- The data is shapes, not DomainNet.",
         "- The encoder of the index is builtin, not CLIP ViT-B/32.",
         "- The network is linear from scratch, not mobilenetv2 with pre-trained weights.",
-        "- Other settings than the paper's: clients 2 a domain (paper: 10 a domain); rounds 3 "
+        "- Other settings than the paper's: clients 2 per domain (paper: 10 per domain); rounds 3 "
         "(paper: 100); participation 0.5 (paper: 0.1); local epochs 1 (paper: 5); batch size 32 "
         "(paper: 128); momentum 0 (paper: 0.9); index epochs 1 (paper: 500); index dropout 0 "
         "(paper: 0.1).",

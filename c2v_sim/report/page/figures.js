@@ -75,7 +75,7 @@ function groupTimesFigure() {
   const rows = timed.flatMap((g) => STAGES.map((stage, place) =>
     ({ label: g.label, stage, place, seconds: g.seconds[stage], colour: category(place) })));
   const [least, most] = [Math.min, Math.max].map((f) => f(...timed.map((g) => g.total)).toFixed(1));
-  const caption = `Seconds a run of the stages of its rounds, ${least} to ${most} s. Only runs on the `
+  const caption = `Seconds per run of the stages of its rounds, ${least} to ${most} s. Only runs on the `
     + "same machine and of the same number of rounds can be compared.";
   const adapt = (spec, width) => { spec.encoding.y.axis.labelLimit = Math.round(0.42 * width); };
   const height = 30 + 24 * timed.length;

@@ -8,10 +8,11 @@ Data and encoder are those of the run's manifest, so that a stand-in is called b
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from c2v_sim.config import FIELDS, FREE_ON_RESUME, RunConfig
-from c2v_sim.sweep.file import SEEDS, Sweep, read_sweep
+from c2v_sim.run.files import JsonObject
+from c2v_sim.sweep.file import Sweep, read_sweep
+from c2v_sim.sweep.tables.layout import SEEDS
 from c2v_sim.sweep.tables.results import CellRun
 
 SMALL = "Small-scale run: not a reproduction of the paper"
@@ -27,7 +28,7 @@ OF_INDEX_NETWORK = {"index_epochs", "index_dropout", "index_decoder", "index_omi
 WORDS = {
     "lr": "learning rate",
     "eval_every": "rounds between evaluations",
-    "index_max_samples": "samples a client that the index sees",
+    "index_max_samples": "samples per client that the index sees",
     "sample_fraction": "share of the text",
 }
 DATA, ENCODER, MODEL, CLIENTS = "data", "encoder", "model", "clients"
@@ -52,7 +53,7 @@ class Comparison:
 
 def compare(sweep: Sweep, runs: list[CellRun]) -> list[Comparison]:
     """Everything that can be compared, cell by cell; nothing without a reference."""
-    if sweep.table is None or not sweep.table.reference:
+    if not sweep.table.reference:
         return []
     cells = read_sweep(sweep.table.reference).cells
     reference = {place(cell.labels): cell.config for cell in cells}
@@ -108,10 +109,11 @@ def clients(config: RunConfig) -> str:
     if config.partition == "natural":
         return "those of the data"
     each = config.clients_per_domain
-    return f"{each} a domain" if each else f"{config.clients}"
+    return f"{each} per domain" if each else f"{config.clients}"
 
 
-def shown(name: str, value: Any) -> str:
+def shown(name: str, value: object) -> str:
+    """A setting for people."""
     if isinstance(value, tuple):
         return " + ".join(value) or "none"
     if isinstance(value, bool):
@@ -147,7 +149,7 @@ def sentences(sweep: Sweep, runs: list[CellRun], comparisons: list[Comparison]) 
     out += standins(runs)
     if settings := deviating_settings(comparisons):
         out.append(f"Other settings than the paper's: {'; '.join(settings)}")
-    if sweep.table is not None and sweep.table.reference:
+    if sweep.table.reference:
         out += left_out(sweep, read_sweep(sweep.table.reference))
     return [f"{sentence}." for sentence in out]
 
@@ -221,12 +223,12 @@ def origins(runs: list[CellRun]) -> list[str]:
     return out
 
 
-def data_text(data: dict[str, Any]) -> str:
+def data_text(data: JsonObject) -> str:
     sizes = f"{data['train']:,} training and {data['test']:,} test samples"
     return f"{data['name']}, {sizes}, {data['source']}"
 
 
-def machine_text(machine: dict[str, Any], device: str) -> str:
+def machine_text(machine: JsonObject, device: str) -> str:
     gpu = f", {machine['gpu']}" if machine["gpu"] else ""
     memory = f"{machine['memory_gib']} GiB"
     return f"{machine['cpu']}, {machine['cores']} cores, {memory}{gpu}, trained on {device}"

@@ -4,20 +4,21 @@ import functools
 import tomllib
 from collections.abc import Iterable
 from importlib import resources
-from typing import Any
+
+from c2v_sim.run.files import JsonObject
 
 
 @functools.cache
-def paper_tables() -> dict[str, Any]:
+def paper_tables() -> JsonObject:
     """Table -> row … -> column -> mean or [mean, std]."""
     return tomllib.loads(
         resources.files("c2v_sim.sweep.tables").joinpath("paper_tables.toml").read_text()
     )
 
 
-def paper_entry(keys: Iterable[str]) -> Any:
+def paper_entry(keys: Iterable[str]) -> object:
     """What stands under these keys; None where nothing does."""
-    entry: Any = paper_tables()
+    entry: object = paper_tables()
     for key in keys:
         entry = entry.get(key) if isinstance(entry, dict) else None
     return entry

@@ -1,7 +1,7 @@
 """What the cells of a sweep came to: run directories -> numbers by row, column and seed.
 
-Enters: a sweep and its directory. Leaves: one Entry a place of the table: the value of
-each seed, why others are missing, and the paper's value. Accuracies are in %, times in seconds.
+Enters: a sweep and its directory. Leaves: one Entry per place of the table: the value of each
+seed, why others are missing, and the paper's value. Accuracies are in %, times in seconds.
 
     accuracy   max over rounds of the mean accuracy over clients
     time       the rounds' seconds, all stages, up to the first round that is at least as accurate
@@ -11,15 +11,17 @@ each seed, why others are missing, and the paper's value. Accuracies are in %, t
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from c2v_sim.config import RunConfig, saved_config
-from c2v_sim.run.failures import failure_file, failure_reason, read_json
-from c2v_sim.run.files import CONFIG, MANIFEST, RESULT, ROUNDS, parse_rounds
-from c2v_sim.sweep.file import SEEDS, Cell, Sweep, Table, cell_folder, state
+from c2v_sim.run.failures import failure_file, failure_reason
+from c2v_sim.run.files import CONFIG, JsonObject
+from c2v_sim.run.reader import Run, read_run, run_state
+from c2v_sim.simulator.records import RoundRecord
+from c2v_sim.sweep.file import Cell, Sweep, cell_folder
+from c2v_sim.sweep.tables.layout import SEEDS
 from c2v_sim.sweep.tables.paper import paper_value
 
 ORIGINAL = "original"  # the column that gains are taken over
@@ -35,20 +37,29 @@ class CellRun:
 
     cell: Cell
     status: str  # done, failed, unfinished or not run
-    folder: Path
     config: RunConfig  # as it ran; the sweep's where it did not
-    manifest: dict[str, Any]  # empty where there is none
-    result: dict[str, Any]
-    reason: str = ""  # why it failed
+    reason: str  # why it failed
+    run: Run | None  # None where there is no run directory
 
     @property
     def seed(self) -> str:
         return self.cell.labels.get(SEEDS, str(self.cell.config.seed))
 
     @property
-    def accuracy(self) -> float:
-        """The best over rounds, in %."""
-        return 100.0 * self.result["best_accuracy"]
+    def manifest(self) -> JsonObject:
+        """Empty where there is none."""
+        return self.run.manifest if self.run else {}
+
+    @property
+    def records(self) -> list[RoundRecord]:
+        return self.run.records if self.run else []
+
+    @property
+    def best(self) -> float:
+        """The best accuracy over rounds, of a run that is done."""
+        assert self.run is not None
+        assert self.run.result is not None
+        return self.run.result["best_accuracy"]
 
 
 @dataclass
@@ -67,20 +78,19 @@ class Entry:
 
     @property
     def mean(self) -> float | None:
-        return statistics.fmean(self.values.values()) if self.values else None
+        return mean(self.values.values())
 
     @property
     def std(self) -> float | None:
-        """Of the population; None where a single seed has none."""
-        return statistics.pstdev(self.values.values()) if len(self.values) > 1 else None
+        return spread(self.values.values())
 
     @property
     def gain(self) -> float | None:
-        return statistics.fmean(self.gains.values()) if self.gains else None
+        return mean(self.gains.values())
 
     @property
     def gain_std(self) -> float | None:
-        return statistics.pstdev(self.gains.values()) if len(self.gains) > 1 else None
+        return spread(self.gains.values())
 
     @property
     def difference(self) -> float | None:
@@ -89,37 +99,37 @@ class Entry:
         return self.mean - self.paper_mean
 
 
+def mean(values: Iterable[float]) -> float | None:
+    known = list(values)
+    return statistics.fmean(known) if known else None
+
+
+def spread(values: Iterable[float]) -> float | None:
+    """The standard deviation of the population; None where a single seed has none."""
+    known = list(values)
+    return statistics.pstdev(known) if len(known) > 1 else None
+
+
 def read_cells(sweep: Sweep, out: Path) -> list[CellRun]:
     """All cells of the sweep, with what is in OUT/cells."""
-    return [read_cell(cell, out) for cell in sweep.cells]
+    return [read_cell(cell, cell_folder(out, cell)) for cell in sweep.cells]
 
 
-def read_cell(cell: Cell, out: Path) -> CellRun:
-    folder, status, config = cell_folder(out, cell), state(out, cell), cell.config
-    manifest: dict[str, Any] = {}
-    result: dict[str, Any] = {}
-    if (folder / CONFIG).is_file():
-        config = saved_config(folder / CONFIG)
-        manifest = read_json(folder / MANIFEST)
-    if status == "failed":
-        reason = failure_reason(failure_file(cell_folder(out, cell)))
-        return CellRun(cell, status, folder, config, manifest, result, reason)
-    if status == "done":
-        result = read_json(folder / RESULT)
-    shown = "not run" if status == "new" else status
-    return CellRun(cell, shown, folder, config, manifest, result)
-
-
-def table_of(sweep: Sweep) -> Table:
-    """How the sweep's results are laid out; where it does not say: a row for every choice."""
-    rows = tuple(axis for axis in sweep.axes if axis != SEEDS)
-    return sweep.table or Table(rows, columns="", kind="accuracy", paper="", reference="")
+def read_cell(cell: Cell, folder: Path) -> CellRun:
+    state, begun = run_state(folder), (folder / CONFIG).is_file()
+    return CellRun(
+        cell,
+        status="not run" if state == "new" else state,
+        config=saved_config(folder / CONFIG) if begun else cell.config,
+        reason=failure_reason(failure_file(folder)) if state == "failed" else "",
+        run=read_run(folder) if begun else None,
+    )
 
 
 def make_entries(sweep: Sweep, runs: list[CellRun]) -> list[Entry]:
     """Every place of the sweep's table, row by row."""
-    table = table_of(sweep)
-    columns, measure = KINDS[table.kind]
+    table = sweep.table
+    columns, measure = MEASURES[table.kind]
     if table.columns:
         columns = sweep.axes[table.columns]
     entries = []
@@ -128,7 +138,8 @@ def make_entries(sweep: Sweep, runs: list[CellRun]) -> list[Entry]:
             place = row | ({table.columns: column} if table.columns else {})
             entry = Entry(row, column, matching(runs, place))
             for run in entry.runs:
-                put(entry, run, measure(run, column, runs) if run.status == "done" else run.status)
+                done = run.status == "done"
+                add_value(entry, run, measure(run, column, runs) if done else run.status)
             if table.paper:
                 labels = [*row.values(), column]
                 entry.paper_mean, entry.paper_std = paper_value(table.paper, labels)
@@ -139,7 +150,7 @@ def make_entries(sweep: Sweep, runs: list[CellRun]) -> list[Entry]:
 
 def rows_of(sweep: Sweep) -> list[dict[str, str]]:
     """The labels of each row of the table."""
-    axes = table_of(sweep).rows
+    axes = sweep.table.rows
     combinations = itertools.product(*(sweep.axes[axis] for axis in axes))
     return [dict(zip(axes, labels, strict=True)) for labels in combinations]
 
@@ -148,8 +159,8 @@ def matching(runs: list[CellRun], labels: Mapping[str, str]) -> list[CellRun]:
     return [run for run in runs if labels.items() <= run.cell.labels.items()]
 
 
-def put(entry: Entry, run: CellRun, value: float | str) -> None:
-    """Add the value of one run, or why it has none."""
+def add_value(entry: Entry, run: CellRun, value: float | str) -> None:
+    """Add the value of one run, or the text that says why it has none."""
     if isinstance(value, str):
         entry.missing[run.seed] = value
     else:
@@ -157,13 +168,12 @@ def put(entry: Entry, run: CellRun, value: float | str) -> None:
 
 
 def best_accuracy(run: CellRun, column: str, runs: list[CellRun]) -> float:
-    return run.accuracy
+    return 100.0 * run.best
 
 
 def seconds(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
     """One of TIMES; a text says why there is no number."""
-    rounds = parse_rounds((run.folder / ROUNDS).read_bytes().splitlines())
-    spent = list(itertools.accumulate(sum(record.seconds.values()) for record in rounds))
+    spent = list(itertools.accumulate(sum(r.seconds.values()) for r in run.records))
     index = index_seconds(run)
     if column == "generate_index":
         return index
@@ -172,9 +182,8 @@ def seconds(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
     baseline = next((r for r in runs if r.seed == run.seed and not r.config.improve), None)
     if baseline is None or baseline.status != "done":
         return f"baseline {baseline.status if baseline else 'not run'}"
-    goal = baseline.result["best_accuracy"]
-    reached = (s for s, r in zip(spent, rounds, strict=True) if (r.accuracy or 0.0) >= goal)
-    to_best = next(reached, None)
+    by_round = zip(spent, run.records, strict=True)
+    to_best = next((s for s, r in by_round if (r.accuracy or 0.0) >= baseline.best), None)
     if to_best is None:
         return NEVER
     if column == "training_to_fedavg_best":
@@ -191,7 +200,7 @@ def index_seconds(run: CellRun) -> float | str:
 
 def index_quality(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
     if column == ACCURACY:
-        return run.accuracy
+        return best_accuracy(run, column, runs)
     return (run.manifest["index"] or {}).get("quality", {}).get(column, UNDEFINED)
 
 
@@ -208,8 +217,9 @@ def add_gains(entries: list[Entry]) -> None:
             entry.paper_gain = entry.paper_mean - original.paper_mean
 
 
+Measure = Callable[[CellRun, str, list[CellRun]], float | str]
 # kind -> its columns, where no axis gives them, and what stands in them
-KINDS: dict[str, tuple[tuple[str, ...], Callable[[CellRun, str, list[CellRun]], float | str]]] = {
+MEASURES: dict[str, tuple[tuple[str, ...], Measure]] = {
     "accuracy": ((ACCURACY,), best_accuracy),
     "time": (TIMES, seconds),
     "index": ((*QUALITY, ACCURACY), index_quality),

@@ -1,22 +1,19 @@
-"""The tables of a sweep, beside the paper's: `python -m c2v_sim.tables DIR`.
+"""The tables of a sweep: what its cells came to → table.md, table.csv and table.json.
 
-Enters: the directory of a sweep, finished or not. Leaves: table.md to read, table.csv with one line
-a place of the table, table.json with the same and the sentences below the table. Every place shows
-mean ± population std over seeds, the paper's value and the difference, and the gain over the
-column `original`, seed by seed; a cell that failed or did not run is shown as such.
+table.md is to be read, table.csv has one line per place of the table, table.json the same and the
+sentences below the table. Every place shows mean ± population std over seeds, the paper's value
+and the difference, and the gain over the column `original`, seed by seed; a cell that failed or
+did not run is shown as such.
 """
 
-import argparse
 import csv
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from c2v_sim.run.files import write_text
-from c2v_sim.sweep.file import Sweep, read_sweep
+from c2v_sim.run.files import JsonObject, write_text
+from c2v_sim.sweep.file import Sweep
 from c2v_sim.sweep.tables.deviations import (
     Comparison,
     compare,
@@ -32,9 +29,7 @@ from c2v_sim.sweep.tables.results import (
     Entry,
     make_entries,
     read_cells,
-    table_of,
 )
-from c2v_sim.system.errors import fail
 
 FILES = ("table.md", "table.csv", "table.json")
 MINUS = "\N{MINUS SIGN}"
@@ -42,7 +37,7 @@ SELECTION = {
     "accuracy": "Each value is the best over rounds of the mean test accuracy over clients in %; "
     "± is the population standard deviation over seeds.",
     "time": "Seconds of all four stages of the rounds, evaluation included; the index is made once "
-    "a seed. FedAvg's best is the best over rounds. Cells that ran side by side slowed one "
+    "per seed. FedAvg's best is the best over rounds. Cells that ran side by side slowed one "
     "another: --jobs 1 avoids it.",
     "index": "Mean cosine of β^f of clients of one domain (within) and of two (between), "
     "silhouette of the domains, and Spearman's correlation of the label part with the clients' "
@@ -67,9 +62,9 @@ def write_tables(sweep: Sweep, out: Path) -> str:
     facts = {
         "title": sweep.title,
         "about": sweep.about,
-        "kind": table_of(sweep).kind,
-        "paper": table_of(sweep).paper,
-        "reference": table_of(sweep).reference,
+        "kind": sweep.table.kind,
+        "paper": sweep.table.paper,
+        "reference": sweep.table.reference,
         "deviates": bool(headline(comparisons)),
         "notes": notes,
         "places": records,
@@ -83,21 +78,20 @@ def write_tables(sweep: Sweep, out: Path) -> str:
 
 def make_notes(sweep: Sweep, runs: list[CellRun], comparisons: list[Comparison]) -> list[str]:
     """The sentences below the table; the first one says that this is not the paper's."""
-    first = headline(comparisons)
+    table, first = sweep.table, headline(comparisons)
     notes = [f"**{first}.**"] if first else []
     notes += sentences(sweep, runs, comparisons)
-    if table_of(sweep).reference and not first:
-        notes.append("Nothing that was compared deviates from the paper's settings.")
-    if not table_of(sweep).reference:
+    if not table.reference:
         notes.append("The sweep names no reference, so its settings were not compared.")
-    table = table_of(sweep)
+    elif not first:
+        notes.append("Nothing that was compared deviates from the paper's settings.")
     notes.append(SELECTION[table.kind])
     if table.paper and table.kind in OF_THE_PAPER:
         notes.append(OF_THE_PAPER[table.kind])
     return [*notes, *progress(runs), *origins(runs)]
 
 
-def record(entry: Entry, comparisons: list[Comparison]) -> dict[str, Any]:
+def record(entry: Entry, comparisons: list[Comparison]) -> JsonObject:
     """One place of the table as plain data."""
     cells = {run.cell.name for run in entry.runs}
     odd = dict.fromkeys(str(c) for c in comparisons if c.deviates and c.cell in cells)
@@ -121,7 +115,7 @@ def record(entry: Entry, comparisons: list[Comparison]) -> dict[str, Any]:
     }
 
 
-def to_csv(records: list[dict[str, Any]]) -> str:
+def to_csv(records: list[JsonObject]) -> str:
     """The records, a line each; a column for every row axis and for every other entry."""
     file = io.StringIO()
     axes = list(records[0]["row"])
@@ -133,7 +127,7 @@ def to_csv(records: list[dict[str, Any]]) -> str:
     return file.getvalue()
 
 
-def flat(value: Any) -> Any:
+def flat(value: object) -> object:
     """A value as one field of a CSV file: `0=41.2; 1=40.9`, `rounds 20 (paper: 100); …`."""
     if isinstance(value, dict):
         return "; ".join(f"{key}={item}" for key, item in value.items())
@@ -142,7 +136,7 @@ def flat(value: Any) -> Any:
 
 def to_markdown(sweep: Sweep, entries: list[Entry], notes: list[str]) -> str:
     """Title, table and sentences."""
-    axes, columns = table_of(sweep).rows, list(dict.fromkeys(e.column for e in entries))
+    axes, columns = sweep.table.rows, list(dict.fromkeys(e.column for e in entries))
     shown = [(name, text) for name, text in LINES.items() if any(map(text, entries))]
     lines = [line_of([*axes, "", *columns]), "|" + "---|" * (len(axes) + 1 + len(columns))]
     for start in range(0, len(entries), len(columns)):
@@ -197,22 +191,3 @@ def number(column: str, value: float | None, std: float | None = None, sign: boo
     places = 1 if column in TIMES else 3 if column in QUALITY else 2
     text = f"{value:{'+' if sign else ''}.{places}f}".replace("-", MINUS)
     return text if std is None else f"{text} ± {std:.{places}f}"
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; the exit code."""
-    text = (__doc__ or "").split("\n\n")[0]
-    parser = argparse.ArgumentParser(prog="c2v_sim.tables", description=text)
-    parser.add_argument("directory", type=Path, help="of a sweep: the one that holds sweep.toml")
-    out = parser.parse_args(argv).directory
-    try:
-        if not (out / "sweep.toml").is_file():
-            raise ValueError(f"{out} is not the directory of a sweep: it holds no sweep.toml")
-        print(write_tables(read_sweep(out / "sweep.toml"), out), end="")
-    except (ValueError, OSError) as error:
-        return fail(2, str(error))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

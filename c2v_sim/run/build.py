@@ -1,0 +1,83 @@
+"""What a run is made of: settings → data set, federation, and the name of a new directory."""
+
+import dataclasses
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from c2v_sim.config import RunConfig
+from c2v_sim.data.dataset import Dataset
+from c2v_sim.data.federation import Federation
+from c2v_sim.data.load import load_dataset
+from c2v_sim.data.partition import Partition, make_partition
+from c2v_sim.run.files import MANIFEST, read_json
+from c2v_sim.system.errors import ConfigError
+
+
+def load_data(config: RunConfig) -> Dataset:
+    """The data set that `config` names."""
+    return load_dataset(
+        config.dataset,
+        data_dir=Path(config.data_dir) if config.data_dir else None,
+        require_real_data=config.require_real_data,
+        train_size=config.train_size or None,
+        test_size=config.test_size or None,
+        sample_fraction=config.sample_fraction,
+        min_samples=config.min_samples,
+        train_fraction=config.train_fraction,
+        seed=config.seed,
+    )
+
+
+def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Federation, RunConfig]:
+    """Load the data and deal it to clients; `saved` is the partition of a run to be resumed."""
+    dataset = load_data(config)
+    if config.clients_per_domain:
+        clients = config.clients_per_domain * len(dataset.domain_names)
+        config = dataclasses.replace(config, clients=max(1, clients))
+    if saved is not None:
+        return Federation(dataset, Partition.load(saved)), config
+    partition = make_partition(
+        config.partition,
+        dataset.y_train.numpy(),
+        dataset.y_test.numpy(),
+        clients=config.clients or None,
+        seed=config.seed,
+        alpha=config.alpha,
+        lda=config.lda,
+        shards_per_client=config.shards_per_client,
+        domain_train=_array(dataset.domain_train),
+        domain_test=_array(dataset.domain_test),
+        clients_per_domain=config.clients_per_domain or None,
+        natural_train=_array(dataset.client_train),
+        natural_test=_array(dataset.client_test),
+    )
+    return Federation(dataset, partition), dataclasses.replace(config, clients=partition.clients)
+
+
+def _array(tensor: Tensor | None) -> np.ndarray | None:
+    return None if tensor is None else tensor.numpy()
+
+
+def check_same_data(folder: Path, federation: Federation) -> None:
+    """Refuse to resume the run in `folder` on other data than it began with."""
+    began, now = read_json(folder / MANIFEST)["data"], federation.dataset
+    if began["sha256"] != now.sha256:
+        raise ConfigError(
+            f"--resume {folder}: the run began on {began['name']} ({began['sha256'][:12]}), but "
+            f"{now.name} ({now.sha256[:12]}) was found now. Give the same --data-dir"
+        )
+
+
+def new_path(folder: str, dataset: str, kind: str, seed: int) -> Path:
+    """<folder>/<time>-<dataset>-<kind>-<seed>, with a counter where that exists."""
+    time = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in dataset).strip("-")
+    stem = f"{time}-{name}-{kind}-{seed}"
+    path, count = Path(folder) / stem, 1
+    while path.exists():
+        count += 1
+        path = path.with_name(f"{stem}-{count}")
+    return path

@@ -1,0 +1,146 @@
+"""A run directory read back: path → `Run`. Reports and tables begin here.
+
+A run directory is one with config.toml and manifest.json. What a run that is still going (or was
+stopped) does not have yet is None; a file that is there and cannot be read is a ValueError.
+Records, clients and index are read when they are first asked for.
+"""
+
+import tomllib
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from c2v_sim.data.partition import Partition
+from c2v_sim.index.client_index import ClientIndex
+from c2v_sim.run import files as run_directory
+from c2v_sim.run.failures import failure_file, failure_reason
+from c2v_sim.run.files import JsonObject, read_json
+from c2v_sim.simulator.records import Result, RoundRecord
+from c2v_sim.system.archive import read_npz
+
+
+@dataclass(frozen=True, eq=False)
+class Clients:
+    """Who the clients are; `label_counts` is None where the run directory does not say."""
+
+    sizes: np.ndarray  # [M] training samples
+    test_sizes: np.ndarray  # [M]
+    label_counts: np.ndarray | None  # [M, K]
+    domains: np.ndarray | None  # [M]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run directory."""
+
+    path: Path
+    name: str
+    state: str  # done, failed or unfinished
+    config: JsonObject  # as it is in the file, which may be an older version's
+    manifest: JsonObject
+    result: JsonObject | None  # None: unfinished
+    failure: str  # why a sweep gave it up
+
+    @cached_property
+    def records(self) -> list[RoundRecord]:
+        return read_rounds(self.path / run_directory.ROUNDS)
+
+    @cached_property
+    def index(self) -> ClientIndex | None:
+        file = self.path / run_directory.INDEX
+        return ClientIndex.load(file) if file.exists() else None
+
+    @cached_property
+    def clients(self) -> Clients:
+        """What each client holds; an older run has the partition and the index alone."""
+        file = self.path / run_directory.CLIENTS
+        return read_clients(file) if file.exists() else _older_clients(self.path, self.index)
+
+    @property
+    def evaluated(self) -> list[RoundRecord]:
+        return Result(self.records).evaluated
+
+    @property
+    def seconds(self) -> float:
+        return sum(sum(r.seconds.values()) for r in self.records)
+
+    @property
+    def encoder(self) -> str | None:
+        return self.manifest.get("encoder")
+
+
+def has_begun(path: Path) -> bool:
+    """Whether `path` is a run directory."""
+    return (path / run_directory.CONFIG).is_file() and (path / run_directory.MANIFEST).is_file()
+
+
+def run_state(path: Path) -> str:
+    """done, failed, unfinished or new; failed wins, as a failed cell is tried again."""
+    if failure_file(path).exists():
+        return "failed"
+    if (path / run_directory.RESULT).exists():
+        return "done"
+    return "unfinished" if (path / run_directory.CONFIG).exists() else "new"
+
+
+def read_run(path: Path, name: str = "") -> Run:
+    """One run directory; ValueError names a file that cannot be read."""
+    manifest, done, failed = (
+        read_json(path / run_directory.MANIFEST),
+        path / run_directory.RESULT,
+        failure_file(path),
+    )
+    for section in ("data", "partition", "model"):
+        if not isinstance(manifest.get(section), dict):
+            raise ValueError(f"{path / run_directory.MANIFEST}: {section!r} is missing")
+    return Run(
+        path=path,
+        name=name or path.name,
+        state=run_state(path),
+        config=read_settings(path / run_directory.CONFIG),
+        manifest=manifest,
+        result=read_json(done) if done.exists() else None,
+        failure=failure_reason(failed) if failed.exists() else "",
+    )
+
+
+def read_settings(file: Path) -> JsonObject:
+    """The settings in a TOML file, as they are."""
+    try:
+        return tomllib.loads(file.read_text())
+    except ValueError as error:  # TOML, and text that is no UTF-8
+        raise ValueError(f"{file} cannot be read: {error}") from error
+
+
+def read_rounds(file: Path) -> list[RoundRecord]:
+    """The records of finished rounds; a last line that was cut off is left out."""
+    if not file.exists():
+        return []
+    records = []
+    lines = file.read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            records += run_directory.parse_rounds([line])
+        except (ValueError, TypeError) as error:
+            if number < len(lines):
+                raise ValueError(f"{file}, line {number}: not a round's record: {error}") from error
+    return records
+
+
+def read_clients(file: Path) -> Clients:
+    try:
+        arrays = read_npz(file, ("label_counts", "domains", "test_sizes"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read ({error})") from error
+    counts, domains = arrays["label_counts"], arrays["domains"]
+    return Clients(counts.sum(1), arrays["test_sizes"], counts, domains if len(domains) else None)
+
+
+def _older_clients(path: Path, index: ClientIndex | None) -> Clients:
+    partition = Partition.load(path / run_directory.PARTITION)
+    tests = np.array([len(ids) for ids in partition.test])
+    counts = None if index is None else index.label_counts.numpy()
+    domains = None if partition.domains is None else np.array(partition.domains)
+    return Clients(partition.sizes, tests, counts, domains)

@@ -1,0 +1,128 @@
+"""What a step costs here and now: short real trainings of a few clients, and of a few pairs.
+
+A run is measured by two rounds of a small federation, one client per lane with two batches of
+samples, as many lanes as there will be cells side by side, so that what they take from one another
+is in the measurement.
+"""
+
+import dataclasses
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from c2v_sim.config import RunConfig
+from c2v_sim.data.dataset import Dataset
+from c2v_sim.data.federation import Federation
+from c2v_sim.data.partition import Partition
+from c2v_sim.data.text_windows import Windows
+from c2v_sim.index.client_index import ClientIndex, federation_facts
+from c2v_sim.index.config import IndexConfig
+from c2v_sim.index.encoders.embed import WIDTH
+from c2v_sim.index.training import Pairs, train_network
+from c2v_sim.simulator.evaluation import BATCH
+from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.machine import choose_device
+from c2v_sim.training.sampling import cohort_size
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds of one lane."""
+
+    sample: float  # trained
+    aggregation: float
+    test_sample: float
+
+
+def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
+    """Two rounds, measured in the second: then every client has a past."""
+    whole = federation.partition
+    cohort = cohort_size(config.participation, whole.clients)
+    stacked = config.model in ("linear", "mlp")  # the cohort trains as one computation
+    lanes = 1 if stacked else min(lanes, whole.clients)
+    count = cohort if stacked else lanes
+    small = few_clients(federation, count, 2 * config.batch_size, lanes * BATCH)
+    local = ("local",) if "local" in config.improve else ()
+    config = dataclasses.replace(
+        config,
+        improve=local,
+        participation=1.0,
+        clients=count,
+        lanes=lanes,
+        rounds=2,
+        local_epochs=1,
+        eval_every=1,
+        lr=1e-6,  # whatever the cell's: no overflow
+    )
+    simulator = Simulator(small, config)
+    try:
+        if config.needs_client_index:
+            simulator.use_index(made_up_index(small, simulator))
+        if simulator.algorithm.regulariser is not None:  # as many clients as there really are
+            width = simulator.algorithm.regulariser.index.shape[1]
+            simulator.algorithm.regulariser.index = torch.rand(whole.clients, width)
+        seconds = simulator.run().final.seconds
+    finally:
+        simulator.close()
+    return Pace(
+        sample=seconds["train"] * lanes / small.partition.sizes.sum(),
+        aggregation=seconds["aggregate"] * cohort / count,
+        test_sample=seconds["evaluate"] * lanes / len(small.dataset.y_test),
+    )
+
+
+def few_clients(federation: Federation, count: int, most: int, tests: int) -> Federation:
+    """The `count` largest clients with at most `most` samples each, and `tests` test samples."""
+    sizes = federation.partition.sizes
+    largest = np.sort(np.argsort(-sizes, kind="stable")[:count])
+    train = tuple(federation.partition.train[i][:most] for i in largest)
+    tests = min(tests, len(federation.dataset.y_test))
+    test = tuple(np.array_split(np.arange(tests), count))
+    return Federation(cut(federation.dataset, "test", tests), Partition(train, test, "a probe"))
+
+
+def cut(dataset: Dataset, split: str, size: int) -> Dataset:
+    """The first `size` samples of a split."""
+    new = {}
+    for name in (f"{part}_{split}" for part in ("x", "y", "domain", "client")):
+        array = getattr(dataset, name)
+        if array is not None:
+            windows = isinstance(array, Windows)
+            new[name] = array.take(torch.arange(size)) if windows else array[:size]
+    return dataclasses.replace(dataset, **new)
+
+
+def made_up_index(federation: Federation, simulator: Simulator) -> ClientIndex:
+    """An index of random numbers: what it costs does not depend on them."""
+    regulariser = simulator.algorithm.regulariser
+    columns = WIDTH if regulariser is None else regulariser.index.shape[1]
+    clients = federation.partition.clients
+    return ClientIndex(
+        feature=torch.rand(clients, columns),
+        label=torch.zeros(clients, 0),
+        sizes=torch.from_numpy(federation.partition.sizes),
+        label_counts=federation.label_counts,
+        domains=None,
+        provenance={"federation": federation_facts(federation)},
+    )
+
+
+def pair_seconds(settings: IndexConfig) -> float:
+    """Seconds that DSA-IGN takes for a pair, from two points of a training with random pairs."""
+    clients, each = 4, settings.batch_size
+    random = torch.Generator().manual_seed(0)
+    images, labels = (torch.randn(n, WIDTH, generator=random) for n in (clients * each, 10))
+    y = torch.arange(clients * each) % 10
+    pairs = Pairs(images, labels, y, choose_device(settings.device))
+    train = tuple(np.split(np.arange(clients * each), clients))
+    partition = Partition(train, tuple(np.arange(0) for _ in train), "a probe")
+    few = dataclasses.replace(
+        settings, epochs=2, local_epochs=1, participation=1.0, upload=each, lanes=0
+    )
+    clock: list[float] = []
+    train_network(
+        pairs, partition, few, on_point=lambda training: clock.append(time.perf_counter())
+    )
+    return (clock[1] - clock[0]) / (clients * each)
