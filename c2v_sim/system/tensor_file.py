@@ -3,6 +3,7 @@
 The checksum (SHA-256 over name, dtype, shape and bytes of every tensor) is stored in the file.
 """
 
+import errno
 import hashlib
 import sys
 from pathlib import Path
@@ -41,10 +42,20 @@ def read(path: Path) -> dict[str, Tensor] | None:
     return None
 
 
-def write(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Atomically; raises OSError where the folder cannot be written."""
-    with replacing(path, shared=True) as temporary:
+def save(
+    path: Path, tensors: dict[str, Tensor], about: dict[str, str], *, shared: bool = False
+) -> None:
+    """Atomically, with the texts `about`; raises OSError where the file cannot be written.
+
+    shared: other processes may write the same file at the same time (`replacing`).
+    """
+    with replacing(path, shared=shared) as temporary:
         try:
-            save_file(tensors, temporary, metadata={"sha256": checksum(tensors)})
+            save_file(tensors, temporary, metadata=about)
         except SafetensorError as error:  # a full disk, for example
-            raise OSError(str(error)) from error
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+
+def write(path: Path, tensors: dict[str, Tensor]) -> None:
+    """A cache file, with its checksum; raises OSError where the folder cannot be written."""
+    save(path, tensors, {"sha256": checksum(tensors)}, shared=True)

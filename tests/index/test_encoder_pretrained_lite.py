@@ -12,9 +12,11 @@ from torch.nn import functional as F
 
 from c2v_sim.data.load import load_dataset
 from c2v_sim.index.encoders import clip as encoder_clip
+from c2v_sim.index.encoders import make_encoder
 from c2v_sim.index.encoders import pretrained_lite as lite
 from c2v_sim.index.encoders.builtin import BuiltinEncoder
-from c2v_sim.index.encoders.embed import embed_dataset, label_prompt, make_encoder
+from c2v_sim.index.encoders.embed import embed_dataset
+from c2v_sim.index.encoders.prompts import label_prompt
 from c2v_sim.system import tensor_file
 
 
