@@ -164,7 +164,7 @@ def test_an_image_alone_and_in_company_has_the_same_embedding(encoder):
 def test_neither_threads_nor_a_second_encoder_change_a_bit(encoder, monkeypatch):
     x, texts = images(2 * lite.BLOCK + 1), ["dog", "a longer text", "Character !"]
     usual = encoder.embed_images(x), encoder.embed_texts(texts)
-    monkeypatch.setattr(lite, "usable_cores", lambda: 3)
+    monkeypatch.setattr("c2v_sim.index.encoders.encoder.usable_cores", lambda: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

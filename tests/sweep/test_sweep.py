@@ -106,7 +106,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(grid):
 
 def test_the_index_is_made_once(grid):
     out, _, _ = grid
-    assert len(list((out / "shared").glob("index-*.done"))) == 1
+    assert len(list((out / "shared").glob("index-*/index.safetensors"))) == 1
 
 
 def test_side_by_side_ends_in_the_bits_of_one_after_another(grid, tmp_path):
