@@ -18,10 +18,10 @@ from c2v_sim.index.dsa_ign import (
     HIDDEN,
     LAYERS,
     TOKENS,
-    WIDTH,
     build_network,
     losses,
 )
+from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.system.machine import keep_freed_memory
 from c2v_sim.training.arena import Arena, layout_of
 from c2v_sim.training.local_client import LocalClient

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from c2v_sim.data.sources import shapes
-from c2v_sim.index.encoders.embed import ENCODERS, Encoder, make_encoder
+from c2v_sim.index.encoders import ENCODERS, make_encoder
+from c2v_sim.index.encoders.encoder import Encoder
 
 Targets = dict[str, Tensor]
 Parts = tuple[Tensor, Targets, Tensor, Targets]

@@ -6,7 +6,7 @@ The way of the data, and the file for each stage:
   2  data/partition.py         labels → sample ids of each client
   3  index/encoders/embed.py   samples and labels → unit vectors, cached
   4  index/dsa_ign.py          the network that makes indices; index/training.py trains it
-  5  index/client_index.py     one vector per client, with its provenance and quality
+  5  index/build.py            one vector per client, with its provenance and quality
   6  training/sampling.py      who trains this round; simulator/steering.py where an index decides
   7a training/arena.py         client models as rows of one buffer
   7b training/local_client.py  one client while it trains
@@ -24,7 +24,8 @@ from c2v_sim.config import RunConfig, preset
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.load import Dataset, load_dataset
 from c2v_sim.data.partition import Partition, make_partition
-from c2v_sim.index.client_index import ClientIndex, build_index
+from c2v_sim.index.build import build_index
+from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator

@@ -22,7 +22,8 @@ from c2v_sim.data.dirichlet import LDA
 from c2v_sim.data.load import DATASETS, OWN_CLIENTS
 from c2v_sim.data.partition import PARTITIONERS
 from c2v_sim.index.dsa_ign import DECODERS, LOSSES
-from c2v_sim.index.encoders.embed import ENCODERS
+from c2v_sim.index.encoders import ENCODERS
+from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.training.sampling import SAMPLERS
@@ -31,7 +32,7 @@ PRESETS = ("quick", "paper")
 AUGMENTATIONS = ("none", "crop-flip")
 DEVICES = ("auto", "cpu", "cuda")
 # local-model-weights changes while the run trains and serves `improve = local` alone.
-INDICES = ("dsa-ign", "feature-average", "class-prototypes", "local-model-weights")
+INDICES = ("dsa-ign", *NAIVE, "local-model-weights")
 STRATEGIES = ("global", "federated")
 INDEX_PARTS = ("both", "feature", "label")
 STATE_DTYPES = ("float32", "bfloat16")

@@ -17,14 +17,14 @@ from typing import Any
 
 from c2v_sim.config import FIELDS, RunConfig, make_config
 from c2v_sim.data.federation import Federation
-from c2v_sim.index import plots as index_plots
-from c2v_sim.index.cache import index_embeddings
-from c2v_sim.index.client_index import ClientIndex, build_index
+from c2v_sim.index.build import index_embeddings, obtain_index
+from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings
+from c2v_sim.index.plots import plot_all
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, new_path
-from c2v_sim.run.progress import IndexProgress
+from c2v_sim.run.index import DATA, SETTINGS, directory_settings, shown_training
 from c2v_sim.run.settings import whole_or_auto
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail
 from c2v_sim.system.files import new_directory, write_atomically
@@ -32,11 +32,7 @@ from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
-SETTINGS, CHECKPOINT = "settings.json", "training.safetensors"
-# The settings of a run that say what the federation is; the same flags as there.
-DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size", "clients"]
-DATA += ["sample_fraction", "min_samples", "train_fraction"]
-DATA += ["partition", "alpha", "lda", "shards_per_client", "clients_per_domain", "seed"]
+CHECKPOINT = "training.safetensors"
 INDEX_FIELDS = {f.name: f for f in dataclasses.fields(IndexConfig)}
 LISTS = [name for name, f in INDEX_FIELDS.items() if f.type == tuple[str, ...]]
 FREE_ON_RESUME = {"lanes", "data_dir"}
@@ -122,9 +118,19 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def prepare(
-    arguments: argparse.Namespace,
-) -> tuple[Federation, Embeddings, IndexConfig, Path]:
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """An index that is to be made, in a directory that exists."""
+
+    federation: Federation
+    embeddings: Embeddings
+    config: IndexConfig
+    data_dir: str
+    out: Path
+    plot: bool
+
+
+def prepare(arguments: argparse.Namespace) -> Task:
     """All that can be wrong with the input is found here, before a file is written."""
     run, config = settings_of(arguments)
     if arguments.out is not None and arguments.out.exists():
@@ -137,19 +143,19 @@ def prepare(
     out = arguments.resume or arguments.out
     out = out or new_path("indices", federation.dataset.name, kind, config.seed)
     if not arguments.resume:
-        settings = {k: getattr(run, k) for k in DATA} | dataclasses.asdict(config)
         with new_directory(out) as folder:
-            (folder / SETTINGS).write_text(run_directory.to_json(settings))
-    return federation, embeddings, config, out
+            (folder / SETTINGS).write_text(run_directory.to_json(directory_settings(run, config)))
+    plot = arguments.plot is not None
+    return Task(federation, embeddings, config, run.data_dir, out, plot)
 
 
-def show_start(federation: Federation, encoder: str, config: IndexConfig, out: Path) -> None:
-    partition = federation.partition
-    how = f"{config.strategy}, {config.epochs} epochs" if config.index == "dsa-ign" else "naive"
+def show_start(task: Task) -> None:
+    dataset, partition, config = task.federation.dataset, task.federation.partition, task.config
+    kind = f"{config.strategy}, {config.epochs} epochs" if config.index == "dsa-ign" else "naive"
     print(
-        f"c2v_sim: index of {federation.dataset.name}, {partition.convention}, "
-        f"{partition.clients} clients\n  {config.index} ({how}), {encoder} encoder, "
-        f"seed {config.seed}\n  directory: {out}",
+        f"c2v_sim: index of {dataset.name}, {partition.convention}, "
+        f"{partition.clients} clients\n  {config.index} ({kind}), "
+        f"{task.embeddings.encoder} encoder, seed {config.seed}\n  directory: {task.out}",
         file=sys.stderr,
         flush=True,
     )
@@ -169,7 +175,7 @@ def write_results(index: ClientIndex, out: Path, plot: bool) -> None:
     write_atomically(out / SUMMARY, lambda p: p.write_text(text))
     index.save(out / INDEX)  # last: with it the directory is complete
     if plot:
-        index_plots.plot_all(index, out)
+        plot_all(index, out)
 
 
 def plot_saved(arguments: argparse.Namespace) -> int:
@@ -178,35 +184,30 @@ def plot_saved(arguments: argparse.Namespace) -> int:
     try:
         index = ClientIndex.load(arguments.plot)
         folder.mkdir(parents=True, exist_ok=True)
-        for path in index_plots.plot_all(index, folder):
+        for path in plot_all(index, folder):
             print(path)
     except (ValueError, OSError) as error:
         return fail(2, str(error))
     return 0
 
 
-def execute(
-    federation: Federation,
-    embeddings: Embeddings,
-    config: IndexConfig,
-    out: Path,
-    plot: bool,
-    interrupt: Interrupt,
-) -> int:
-    """Train in a directory that exists and write the index there; the exit code."""
-    show_start(federation, embeddings.encoder, config, out)
-    bar = IndexProgress(config) if config.index == "dsa-ign" else None
+def execute(task: Task, interrupt: Interrupt) -> int:
+    """Obtain the index and write it into the directory; the exit code."""
+    show_start(task)
+    out = task.out
     again = f"python -m c2v_sim.index --resume {out}"
     try:
-        index = build_index(
-            federation,
-            config,
-            embeddings=embeddings,
-            checkpoint=out / CHECKPOINT,
-            on_point=bar.point if bar else lambda training: None,
-            stop=interrupt.stop,
-        )
-        write_results(index, out, plot)
+        with shown_training(task.config) as on_point:
+            index = obtain_index(
+                task.federation,
+                task.config,
+                data_dir=task.data_dir,
+                embeddings=task.embeddings,
+                checkpoint=out / CHECKPOINT,
+                on_point=on_point,
+                stop=interrupt.stop,
+            )
+        write_results(index, out, task.plot)
     except TrainingError as error:
         if error.__cause__ is not None:
             traceback.print_exception(error.__cause__)
@@ -218,9 +219,6 @@ def execute(
     except OSError as error:
         what = f"cannot write {error.filename or out}: {error.strerror}"
         return fail(1, f"{what}. Free some space, then: {again}")
-    finally:
-        if bar:
-            bar.close()
     show_result(index, out)
     return 0
 
@@ -233,14 +231,14 @@ def main(argv: list[str] | None = None) -> int:
     keep_freed_memory()
     with Interrupt() as interrupt:
         try:
-            federation, embeddings, config, out = prepare(arguments)
+            task = prepare(arguments)
             interrupt.stop = threading.Event()
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             return fail(2, str(error))
         except KeyboardInterrupt:
             what = "before training; finished parts of the embeddings are kept"
             return fail(interrupt.code, f"{interrupt.word} {what}")
-        return execute(federation, embeddings, config, out, arguments.plot is not None, interrupt)
+        return execute(task, interrupt)
 
 
 if __name__ == "__main__":

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, loss_weights
+from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import ConfigError
-from c2v_sim.system.files import write_atomically
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 # Settings that may differ from the checkpoint's: they do not decide the bits on the way.
@@ -32,7 +31,7 @@ class Training:
 
     parameters: Tensor  # [1, P], an arena row
     moments: Tensor  # [2, P], Adam's (GLOBAL; a client's Adam does not outlive its round)
-    curve: list[list[float]] = field(default_factory=list)  # a point an epoch or round
+    curve: list[list[float]] = field(default_factory=list)  # one point per epoch or round
     # Of the unfinished epoch (GLOBAL): steps done, losses summed over samples, and dropout's state.
     step: int = 0
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSSES)))  # [4]
@@ -86,18 +85,15 @@ class Checkpoints:
 
 
 def save_training(path: Path, training: Training, settings: dict[str, str]) -> None:
-    """Write the checkpoint: whole, or not at all."""
+    """Write the checkpoint: whole, or not at all (OSError)."""
     tensors = {name: getattr(training, name).cpu() for name in ("parameters", "moments", "sums")}
     tensors["random"] = training.random
     about = settings | {"curve": json.dumps(training.curve), "step": str(training.step)}
-    try:
-        write_atomically(path, lambda p: save_file(tensors, str(p), metadata=about))
-    except SafetensorError as error:  # a full disk, for example
-        raise OSError(None, str(error), str(path)) from error
+    tensor_file.save(path, tensors, about)
 
 
 def load_training(path: Path, training: Training, settings: dict[str, str]) -> None:
-    """Put `training` back to the saved state; a checkpoint of another training is refused."""
+    """Bring `training` back to the saved state; a checkpoint of another training is refused."""
     try:
         with safe_open(str(path), framework="pt") as file:
             about = file.metadata() or {}

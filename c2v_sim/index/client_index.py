@@ -1,42 +1,25 @@
-"""Stage 5: a federation -> one vector a client, β_i = [β_i^f; β_i^l].
+"""One vector per client, β_i = [β_i^f; β_i^l], with its provenance: what steers a run.
 
-    β_i^f = mean_j u_ij     over the client's training samples, DSA-IGN in eval mode    [M, 512]
-    β_i^l = mean_j L_ij                                                                 [M, 512]
     A_ij = ( cos(β_i^f, β_j^f) + cos(β_i^l, β_j^l) ) / 2
 
-Naive indices for the ablations have one part v with A_ij = cos(v_i, v_j): the mean of D
-(feature-average), or the means of D by class, zero for an absent class (class-prototypes). The
-index of local model weights changes while a model trains, so it is not one of these.
+A naive index has one part v alone: A_ij = cos(v_i, v_j). index/build.py makes an index,
+index/plots.py draws it.
 """
 
 import json
-import threading
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from c2v_sim.data.federation import Federation, limited_ids
-from c2v_sim.data.partition import Partition
-from c2v_sim.index.config import IndexConfig
-from c2v_sim.index.dsa_ign import LOSSES, WIDTH, IndexNetwork
-from c2v_sim.index.encoders.embed import Embeddings, embed_dataset, given_embeddings
-from c2v_sim.index.quality import quality
-from c2v_sim.index.training import Pairs, Training, train_network
+from c2v_sim.data.federation import Federation
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.system import tensor_file
-from c2v_sim.system.files import write_atomically
-from c2v_sim.system.machine import choose_device, intra_op_threads
 
 FORMAT = 1
-EVAL_BATCH = 512
 PARTS = ("feature", "label")
 
 
@@ -117,34 +100,19 @@ class ClientIndex:
                 "the same data and partition settings, or override with allow_other=True"
             )
 
-    def plot_similarity(self, path: Path | str) -> list[Path]:
-        """Heat maps of A and β^f over clients: <path>.png and <path>.svg."""
-        from c2v_sim.index import plots as index_plots  # it imports this module
+    def save(self, path: Path | str, *, shared: bool = False) -> None:
+        """One safetensors file, whole or absent; OSError where it cannot be written.
 
-        return index_plots.plot_similarity(self, Path(path))
-
-    def plot_domains(self, path: Path | str) -> list[Path]:
-        """Mean cosine of β^f between domains: <path>.png and <path>.svg."""
-        from c2v_sim.index import plots as index_plots
-
-        return index_plots.plot_domains(self, Path(path))
-
-    def plot_projection(self, path: Path | str) -> list[Path]:
-        """The clients in two dimensions: <path>.png and <path>.svg."""
-        from c2v_sim.index import plots as index_plots
-
-        return index_plots.plot_projection(self, Path(path))
-
-    def save(self, path: Path | str) -> None:
-        """One safetensors file, whole or absent."""
+        shared: other processes may write the same file at the same time.
+        """
+        tensors = self._tensors()
         about = {
             "c2v_sim": "client index",
             "format": str(FORMAT),
             "provenance": json.dumps(self.provenance),
-            "sha256": tensor_file.checksum(self._tensors()),
+            "sha256": tensor_file.checksum(tensors),
         }
-        tensors = self._tensors()
-        write_atomically(Path(path), lambda p: save_file(tensors, str(p), metadata=about))
+        tensor_file.save(Path(path), tensors, about, shared=shared)
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("feature", "label", "sizes", "label_counts", "domains")
@@ -184,112 +152,3 @@ def federation_facts(federation: Federation) -> dict[str, dict[str, str]]:
         "data": {"name": dataset.name, "sha256": dataset.sha256},
         "partition": {"name": partition.convention, "sha256": partition.sha256},
     }
-
-
-def build_index(
-    federation: Federation,
-    config: IndexConfig | None = None,
-    *,
-    embeddings: Embeddings | tuple[Tensor, Tensor] | None = None,
-    cache_dir: Path | None = None,
-    checkpoint: Path | None = None,
-    on_point: Callable[[Training], None] = lambda training: None,
-    stop: threading.Event | None = None,
-) -> ClientIndex:
-    """The client index of `federation`.
-
-    embeddings: in place of those by `config.encoder`: Embeddings, or images [N, 512] and labels
-    [K, 512]. cache_dir: of embeddings. checkpoint: a file from which an interrupted training goes
-    on. on_point: called after every epoch (global) or round (federated) with the losses so far.
-    stop: once set, the step in flight is finished, the checkpoint written and Interrupted raised.
-    """
-    config, start = config or IndexConfig(), time.perf_counter()
-    fresh = checkpoint is None or not checkpoint.exists()
-    dataset, partition = federation.dataset, federation.partition
-    chosen = federation.limited(config.max_samples, config.seed)
-    used, y = chosen.partition, chosen.dataset.y_train
-    if embeddings is None:
-        embeddings = embed_dataset(chosen.dataset, config.make_encoder(), cache_dir=cache_dir)
-    elif not isinstance(embeddings, Embeddings):
-        embeddings = given_embeddings(dataset, *embeddings)
-    images = embeddings.images
-    if chosen is not federation and len(images) == len(dataset.y_train):  # given for all samples
-        kept = limited_ids(partition, config.max_samples, config.seed)
-        images = images[torch.from_numpy(np.concatenate(kept))]
-    pairs = Pairs(images, embeddings.labels, y, choose_device(config.device))
-    counts = federation.label_counts
-    curve: list[list[float]] = []
-    if config.index == "dsa-ign":
-        identity = f"{dataset.sha256} {partition.sha256} {embeddings.sha256}"
-        network, curve = train_network(
-            pairs,
-            used,
-            config,
-            checkpoint=checkpoint,
-            identity=identity,
-            on_point=on_point,
-            stop=stop,
-        )
-        feature = feature_index(network, pairs, used, config)
-        label = (counts.double() @ embeddings.labels.double()).float() / counts.sum(1)[:, None]
-    else:
-        feature = NAIVE[config.index](images, used, y, chosen.label_counts)
-        label = torch.zeros(partition.clients, 0)
-    provenance = {
-        "federation": federation_facts(federation),
-        "encoder": embeddings.encoder,
-        "embeddings_sha256": embeddings.sha256,
-        "settings": json.loads(json.dumps(asdict(config))),  # as a file gives it back
-        "losses": list(LOSSES),
-        "curve": curve,
-        "class_names": list(dataset.class_names),
-        "domain_names": list(dataset.domain_names),
-    }
-    sizes = torch.from_numpy(partition.sizes)
-    domains = None if partition.domains is None else torch.tensor(partition.domains)
-    index = ClientIndex(feature, label, sizes, counts, domains, provenance)
-    control = feature_average(images, used)
-    provenance["quality"] = quality(index.feature, index.label, counts, domains, control)
-    # Of a resumed training only the last part was seen, which is no answer.
-    provenance["seconds"] = round(time.perf_counter() - start, 2) if fresh else None
-    return index
-
-
-def feature_index(
-    network: IndexNetwork, pairs: Pairs, partition: Partition, config: IndexConfig
-) -> Tensor:  # [M, 512]
-    """β^f: the mean of u over each client's training samples."""
-    out = torch.zeros(partition.clients, WIDTH)
-    with torch.inference_mode(), intra_op_threads(config.threads):
-        for i, ids in enumerate(partition.train):
-            total = torch.zeros(WIDTH, dtype=torch.float64, device=pairs.device)
-            for batch in torch.from_numpy(ids).to(pairs.device).split(EVAL_BATCH):
-                u = network.encode(pairs.images[batch])[:, WIDTH:]
-                total += u.sum(0, dtype=torch.float64)
-            out[i] = total / len(ids)
-    return out
-
-
-def feature_average(images: Tensor, partition: Partition, *_: Tensor) -> Tensor:  # [M, 512]
-    """v_i = mean_j D_ij."""
-    means = [images[torch.from_numpy(ids)].double().mean(0) for ids in partition.train]
-    return torch.stack(means).float()
-
-
-def class_prototypes(
-    images: Tensor, partition: Partition, y: Tensor, counts: Tensor
-) -> Tensor:  # [M, K · 512]
-    """v_i = the means of D over each class, side by side; zeros for a class the client lacks."""
-    rows = []
-    for ids, count in zip(partition.train, counts, strict=True):
-        own = torch.from_numpy(ids)
-        sums = torch.zeros(len(count), images.shape[1], dtype=torch.float64)
-        sums.index_add_(0, y[own], images[own].double())
-        rows.append((sums / count.clamp(min=1)[:, None]).flatten())
-    return torch.stack(rows).float()
-
-
-NAIVE: dict[str, Callable[..., Tensor]] = {
-    "feature-average": feature_average,
-    "class-prototypes": class_prototypes,
-}

@@ -3,12 +3,14 @@
 import math
 from dataclasses import dataclass, fields
 
-from c2v_sim.config import DEVICES, INDICES, STRATEGIES, RunConfig, check_field, option
+from c2v_sim.config import DEVICES, STRATEGIES, RunConfig, check_field, option
 from c2v_sim.index.dsa_ign import DECODERS, HIDDEN, LOSSES, loss_weights
-from c2v_sim.index.encoders.embed import ENCODERS, Encoder, make_encoder
+from c2v_sim.index.encoders import ENCODERS, make_encoder
+from c2v_sim.index.encoders.encoder import Encoder
+from c2v_sim.index.naive import NAIVE
 from c2v_sim.system.errors import ConfigError
 
-KINDS = INDICES[:3]  # those that exist before training
+KINDS = ("dsa-ign", *NAIVE)  # those that exist before training
 
 
 @dataclass(frozen=True)

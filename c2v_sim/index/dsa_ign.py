@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim import ops
+from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.ops.fused_ffn import dropout_threshold
 from c2v_sim.system.seeding import seeded_construction
 
-WIDTH = 512  # of an embedding
 TOKENS, CHANNELS, HEADS, LAYERS, HIDDEN = 32, 32, 8, 3, 2048
 LOSSES = ("sim", "orth", "recon", "div")
 DECODERS = ("linear", "mlp")
@@ -65,7 +65,7 @@ class EncoderLayer(nn.TransformerEncoderLayer):
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
-    """Dropout by 16 random bits an element, four elements a draw: torch's own draws each alone.
+    """Dropout by 16 random bits per element, four elements per draw; torch draws each alone.
 
     The probability is a multiple of 1/65536 as in fused_ffn; kept values are scaled to match.
     """

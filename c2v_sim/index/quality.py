@@ -3,7 +3,7 @@
 Feature part, where clients have domains: the mean cosine over pairs of clients of one domain
 (within) and of two (between), and the silhouette by cosine distance. Label part: Spearman's rank
 correlation over client pairs between cosine and 1 - total variation of the label distributions.
-The control is the mean of D a client, centred over clients: it separates domains without training.
+The control, the mean of D per client centred over clients, separates domains without training.
 """
 
 import numpy as np
@@ -80,13 +80,9 @@ def pairs_of(matrix: Tensor) -> np.ndarray:
 
 def spearman(a: np.ndarray, b: np.ndarray) -> float | None:
     """Rank correlation, ties with their mean rank; None where one of the two is constant."""
-    ranks_a, ranks_b = (mean_ranks(np.round(v, 12)) for v in (a, b))  # equal up to rounding: a tie
-    if len(a) < 2 or ranks_a.std() == 0 or ranks_b.std() == 0:
+    from scipy.stats import spearmanr  # slow to import, and needed at the end of a training only
+
+    a, b = (np.round(values, 12) for values in (a, b))  # equal up to rounding: a tie
+    if len(a) < 2 or np.ptp(a) == 0 or np.ptp(b) == 0:
         return None
-    return float(np.corrcoef(ranks_a, ranks_b)[0, 1])
-
-
-def mean_ranks(values: np.ndarray) -> np.ndarray:
-    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
+    return float(spearmanr(a, b).statistic)

@@ -167,7 +167,7 @@ def train_global(
 def resumable_adam(
     row: Tensor, gradients: Tensor, training: Training, config: IndexConfig, steps: int
 ) -> torch.optim.Adam:
-    """torch's fused Adam on the row, with the moments of `training` and `steps` an epoch."""
+    """torch's fused Adam on the row, with the moments of `training` and `steps` per epoch."""
     parameter = nn.Parameter(row)  # the same memory
     parameter.grad = gradients
     adam = torch.optim.Adam([parameter], lr=config.index_lr, fused=True)
@@ -240,9 +240,9 @@ def train_federated(
         lanes.close()
 
 
-def index_cohort(seed: int, round: int, clients: int, k: int) -> np.ndarray:
-    """k of `clients` ids, uniform without replacement, ascending."""
-    return np.sort(rng(seed, INDEX_COHORT, round).choice(clients, k, replace=False))
+def index_cohort(seed: int, t: int, clients: int, k: int) -> np.ndarray:
+    """k of `clients` ids for round t, uniform without replacement, ascending."""
+    return np.sort(rng(seed, INDEX_COHORT, t).choice(clients, k, replace=False))
 
 
 def _point(mean: Tensor, when: str, config: IndexConfig) -> list[float]:

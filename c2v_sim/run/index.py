@@ -1,19 +1,25 @@
 """The client index of a run: found or built in the run's directory before the first round."""
 
-import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from c2v_sim.config import RunConfig
-from c2v_sim.data.federation import Federation
-from c2v_sim.index.cache import cached_index, index_embeddings
-from c2v_sim.index.client_index import ClientIndex
-from c2v_sim.index.config import index_settings
+from c2v_sim.index.build import index_embeddings, obtain_index
+from c2v_sim.index.config import IndexConfig, index_settings
 from c2v_sim.index.encoders.embed import Embeddings
+from c2v_sim.index.training import OnPoint
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.progress import IndexProgress
 from c2v_sim.simulator.simulator import Simulator
 
 CHECKPOINT = "index_training.safetensors"
+SETTINGS = "settings.json"  # of a directory in which `python -m c2v_sim.index` works
+# The settings of a run that say what the federation is.
+DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size", "clients"]
+DATA += ["sample_fraction", "min_samples", "train_fraction"]
+DATA += ["partition", "alpha", "lda", "shards_per_client", "clients_per_domain", "seed"]
 
 
 def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | None:
@@ -24,12 +30,12 @@ def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | No
     config, federation = simulator.config, simulator.federation
     if not config.needs_client_index:
         return None
+    settings, file = index_settings(config), config.index_file
     if resumed is not None and (resumed / run_directory.INDEX).exists():
-        simulator.use_index(ClientIndex.load(resumed / run_directory.INDEX, federation))
-    elif config.index_file:
-        simulator.use_index(ClientIndex.load(config.index_file, federation))
-    else:
-        return index_embeddings(federation, index_settings(config), config.data_dir)
+        file = str(resumed / run_directory.INDEX)
+    if not file:
+        return index_embeddings(federation, settings, config.data_dir)
+    simulator.use_index(obtain_index(federation, settings, file=file))
     return None
 
 
@@ -37,33 +43,36 @@ def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) 
     """Build the index that is still missing, and leave it in the run directory."""
     config = simulator.config
     if embeddings is not None:
-        federation, stop = simulator.federation, simulator.stop
-        simulator.use_index(shown_index(federation, config, embeddings, out / CHECKPOINT, stop))
+        settings = index_settings(config)
+        with shown_training(settings) as on_point:
+            index = obtain_index(
+                simulator.federation,
+                settings,
+                data_dir=config.data_dir,
+                embeddings=embeddings,
+                checkpoint=out / CHECKPOINT,
+                on_point=on_point,
+                stop=simulator.stop,
+            )
+        simulator.use_index(index)
     if simulator.index is not None and not (out / run_directory.INDEX).exists():
         run_directory.add_index(out, simulator.index)
         (out / CHECKPOINT).unlink(missing_ok=True)
 
 
-def shown_index(
-    federation: Federation,
-    config: RunConfig,
-    embeddings: Embeddings,
-    checkpoint: Path,
-    stop: threading.Event,
-) -> ClientIndex:
-    """The index that `config` asks for, from the cache or built with its progress shown."""
-    settings = index_settings(config)
-    bar = IndexProgress(settings) if settings.index == "dsa-ign" else None
+@contextmanager
+def shown_training(settings: IndexConfig) -> Iterator[OnPoint]:
+    """What is to be called after every point of the training, so that its progress is shown."""
+    if settings.index != "dsa-ign":
+        yield lambda training: None  # nothing is trained
+        return
+    bar = IndexProgress(settings)
     try:
-        return cached_index(
-            federation,
-            settings,
-            embeddings,
-            data_dir=config.data_dir,
-            checkpoint=checkpoint,
-            on_point=bar.point if bar else lambda training: None,
-            stop=stop,
-        )
+        yield bar.point
     finally:
-        if bar:
-            bar.close()
+        bar.close()
+
+
+def directory_settings(config: RunConfig, settings: IndexConfig) -> dict[str, object]:
+    """What SETTINGS holds: the federation and the index."""
+    return {name: getattr(config, name) for name in DATA} | asdict(settings)

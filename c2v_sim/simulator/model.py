@@ -13,7 +13,8 @@ from c2v_sim.algorithms import Algorithm
 from c2v_sim.algorithms.local_regulariser import LocalRegulariser, add_projection
 from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import Dataset
-from c2v_sim.index.dsa_ign import WIDTH
+from c2v_sim.index.encoders.encoder import WIDTH
+from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.simulator.classifier_index import classifier_width
@@ -89,4 +90,4 @@ def index_width(config: RunConfig, model: nn.Module, classes: int, given: int | 
         return classifier_width(model)
     if given is not None:
         return given
-    return WIDTH * (classes if config.index == "class-prototypes" else 1)
+    return NAIVE[config.index].width(classes) if config.index in NAIVE else WIDTH

@@ -21,7 +21,7 @@ from c2v_sim.algorithms import ALGORITHMS, Algorithm
 from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.resident import ResidentData
-from c2v_sim.index.cache import cached_index, index_embeddings
+from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.config import index_settings
 from c2v_sim.models import logits
@@ -218,11 +218,14 @@ class Simulator:
             yield record
 
     def _find_index(self) -> ClientIndex:
-        if self.config.index_file:
-            return ClientIndex.load(self.config.index_file, self.federation)
-        settings, folder = index_settings(self.config), self.config.data_dir
-        embeddings = index_embeddings(self.federation, settings, folder)
-        return cached_index(self.federation, settings, embeddings, data_dir=folder, stop=self.stop)
+        config = self.config
+        return obtain_index(
+            self.federation,
+            index_settings(config),
+            file=config.index_file,
+            data_dir=config.data_dir,
+            stop=self.stop,
+        )
 
     def run(self) -> Result:
         """All remaining rounds."""

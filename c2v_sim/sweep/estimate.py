@@ -22,8 +22,7 @@ import numpy as np
 
 from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation
-from c2v_sim.data.load import default_data_dir
-from c2v_sim.index.cache import identity, index_embeddings
+from c2v_sim.index.build import cache_folder, cache_path, index_embeddings
 from c2v_sim.index.config import IndexConfig, index_settings
 from c2v_sim.index.encoders.embed import embed_dataset, is_cached
 from c2v_sim.run.build import build_federation
@@ -95,12 +94,10 @@ def index_seconds(federation: Federation, config: RunConfig, steps: dict[tuple, 
     settings = index_settings(config)
     limited = federation.limited(settings.max_samples, settings.seed)
     chosen = limited.dataset
-    folder = Path(config.data_dir or default_data_dir()).expanduser()
     encoder = settings.make_encoder()
-    if is_cached(chosen, encoder, folder / "embeddings"):
+    if is_cached(chosen, encoder, cache_folder(config.data_dir) / "embeddings"):
         embeddings = index_embeddings(federation, settings, config.data_dir)
-        name = identity(federation, embeddings, settings)
-        if (folder / "indices" / f"{name}.safetensors").exists():
+        if cache_path(federation, settings, embeddings, config.data_dir).exists():
             return 0.0
         seconds = 0.0
     else:

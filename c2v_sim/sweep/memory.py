@@ -9,7 +9,7 @@ from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.resident import ResidentData
-from c2v_sim.index.encoders.embed import WIDTH
+from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.models import logits
 from c2v_sim.run.build import load_data
 from c2v_sim.simulator.model import assemble

@@ -1,6 +1,5 @@
 """The cells of a sweep as processes: first the indices that they share, then the runs."""
 
-import dataclasses
 import hashlib
 import json
 import shlex
@@ -9,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from c2v_sim.config import RunConfig, to_toml
-from c2v_sim.index.__main__ import DATA
 from c2v_sim.index.config import index_settings
 from c2v_sim.run.failures import failure_file, reason
 from c2v_sim.run.files import CONFIG, INDEX, RESULT, to_json, write_text
+from c2v_sim.run.index import SETTINGS, directory_settings
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, shares_of
 from c2v_sim.sweep.progress import SweepProgress
@@ -28,9 +27,13 @@ def index_key(config: RunConfig) -> str:
     """The same for cells that use the same index; empty where none is to be built."""
     if not config.needs_client_index or config.index_file:
         return ""
-    settings = dataclasses.asdict(index_settings(config)) | {"lanes": 0}
-    facts = [settings, [getattr(config, name) for name in DATA]]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    settings = directory_settings(config, index_settings(config)) | {"lanes": 0}
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+
+
+def index_folder(out: Path, key: str) -> Path:
+    """Where `python -m c2v_sim.index` builds the index of this key."""
+    return out / SHARED / f"index-{key}"
 
 
 def index_users(out: Path, cells: list[Cell]) -> dict[str, list[Cell]]:
@@ -38,8 +41,8 @@ def index_users(out: Path, cells: list[Cell]) -> dict[str, list[Cell]]:
     users: dict[str, list[Cell]] = {}
     for cell in cells:
         key = index_key(cell.config)
-        mark = out / SHARED / f"index-{key}.done"
-        if key and not (cell_folder(out, cell) / INDEX).exists() and not mark.exists():
+        folders = (cell_folder(out, cell), index_folder(out, key))
+        if key and not any((folder / INDEX).exists() for folder in folders):
             users.setdefault(key, []).append(cell)
     return users
 
@@ -128,14 +131,8 @@ class Runner:
 
     def _build_indices(self, cells: list[Cell]) -> None:
         """One at a time and before the cells: the training of an index keeps all cores busy
-        with short steps, and loses much to whoever shares them."""
-        jobs = []
-        for key, using in index_users(self.out, cells).items():
-            stem = str(self.out / SHARED / f"index-{key}")
-            command = [*PYTHON, "c2v_sim.sweep.index_job", "--checkpoint", f"{stem}.safetensors"]
-            command += ["--config", str(beside(self.out, using[0], "toml"))]
-            log = Path(f"{stem}.log")
-            jobs.append(Job(key, command, log, about=using, environment=SLEEP_WHILE_WAITING))
+        with short steps, and loses much to whoever shares them. The cells find it in the cache."""
+        jobs = [self._index_job(*one) for one in index_users(self.out, cells).items()]
         done = 0
 
         def watch(running: list[Job]) -> None:
@@ -147,13 +144,23 @@ class Runner:
             nonlocal done
             done += 1
             if code == 0:
-                job.log.with_suffix(".done").touch()
                 self.progress.say(f"index {named(job.about)}: {duration(job.seconds)}")
             elif not self.stopped:
                 for cell in job.about:
                     self._mark_failed(cell, job, code)
 
         run_jobs(jobs, 1, self.interrupt, ended=ended, watch=watch)
+
+    def _index_job(self, key: str, using: list[Cell]) -> Job:
+        """`--resume` in a directory that holds the settings: it begins, or goes on."""
+        folder, config = index_folder(self.out, key), using[0].config
+        if not (folder / SETTINGS).exists():
+            folder.mkdir(exist_ok=True)
+            settings = directory_settings(config, index_settings(config))
+            write_text(folder / SETTINGS, to_json(settings))
+        command = [*PYTHON, "c2v_sim.index", "--resume", str(folder)]
+        log = folder.with_suffix(".log")
+        return Job(key, command, log, about=using, environment=SLEEP_WHILE_WAITING)
 
     def _mark_failed(self, cell: Cell, job: Job, code: int) -> None:
         tail = job.tail()

@@ -12,15 +12,14 @@ from real_data import real_data_dir
 
 from c2v_sim import Simulator
 from c2v_sim.config import make_config
-from c2v_sim.data.load import DataError, load_dataset
-from c2v_sim.data.sources import made_up_speech as babble
-from c2v_sim.data.sources import shakespeare
+from c2v_sim.data.load import load_dataset
+from c2v_sim.data.sources import made_up_speech, shakespeare
+from c2v_sim.data.sources.plays import parse
 from c2v_sim.data.sources.shakespeare import (
     ALPHABET,
     UNKNOWN,
     WINDOW,
     encode,
-    parse,
     sample_roles,
     split,
 )
@@ -126,7 +125,7 @@ role_texts = st.dictionaries(
 @given(role_texts, st.floats(0.05, 1), st.integers(0, 500), st.floats(0.1, 0.95), st.integers(0, 9))
 @settings(max_examples=150, deadline=None)
 def test_the_split_is_the_naive_one(roles, fraction, least, train_fraction, seed):
-    how = {"min_samples": least, "train_fraction": train_fraction, "seed": seed}
+    options = {"min_samples": least, "train_fraction": train_fraction, "seed": seed}
     taken = sample_roles({r: len(t) - WINDOW for r, t in roles.items()}, fraction, seed)
     total = sum(max(0, len(t) - WINDOW) for t in roles.values())
     assert sum(taken.values()) == int(fraction * total)
@@ -140,9 +139,9 @@ def test_the_split_is_the_naive_one(roles, fraction, least, train_fraction, seed
             expected[role] = samples[:n_train], samples[n_train + WINDOW - 1 :]
     if not expected:
         with pytest.raises(DataError, match="raise sample_fraction or lower the others"):
-            split(roles, sample_fraction=fraction, **how)
+            split(roles, sample_fraction=fraction, **options)
         return
-    got = split(roles, sample_fraction=fraction, **how)
+    got = split(roles, sample_fraction=fraction, **options)
     assert got.names == tuple(sorted(expected))
     letters = "".join(ALPHABET[k] for k in got.text)
     for part, (starts, owner) in enumerate(
@@ -162,7 +161,7 @@ def covered(text_length, starts):
 
 def test_no_character_of_a_test_window_is_inside_a_training_window():
     parts = split(
-        babble.speech(roles=12, words=300),
+        made_up_speech.speech(roles=12, words=300),
         sample_fraction=0.7, min_samples=1, train_fraction=0.8, seed=3,
     )  # fmt: skip
     train, test = (covered(len(parts.text), x) for x in (parts.x_train, parts.x_test))
@@ -176,10 +175,10 @@ def test_no_character_of_a_test_window_is_inside_a_training_window():
 
 
 def test_a_role_needs_396_samples_at_the_default_split():
-    how = {"sample_fraction": 1.0, "min_samples": 40, "train_fraction": 0.8, "seed": 0}
-    assert split({"A": "x" * (396 + WINDOW)}, **how).x_test.tolist() == [395]
+    options = {"sample_fraction": 1.0, "min_samples": 40, "train_fraction": 0.8, "seed": 0}
+    assert split({"A": "x" * (396 + WINDOW)}, **options).x_test.tolist() == [395]
     with pytest.raises(DataError, match="of 1 sampled roles none"):
-        split({"A": "x" * (395 + WINDOW)}, **how)
+        split({"A": "x" * (395 + WINDOW)}, **options)
 
 
 def test_the_order_of_the_roles_depends_on_the_seed_alone():
@@ -257,7 +256,7 @@ def offline(monkeypatch):
 
 def test_offline_a_stand_in_says_so_or_is_refused(offline, tmp_path, capsys):
     data = load_dataset("shakespeare", data_dir=tmp_path)
-    assert data.name == "shakespeare-standin(babble)"
+    assert data.name == "shakespeare-standin(made-up-speech)"
     assert data.standin_for == "shakespeare"
     assert "STAND-IN DATA: shakespeare is not in" in capsys.readouterr().err
     assert len(data.client_names) > 20
@@ -326,8 +325,8 @@ class BagOfCharacters(torch.nn.Module):
 
 
 def test_roles_train_and_their_next_characters_are_learned(offline, tmp_path, monkeypatch):
-    few = babble.speech(roles=10, words=200)
-    monkeypatch.setattr(babble, "speech", lambda: few)
+    few = made_up_speech.speech(roles=10, words=200)
+    monkeypatch.setattr(made_up_speech, "speech", lambda: few)
     config = make_config(
         {
             "dataset": "shakespeare", "data_dir": str(tmp_path), "sample_fraction": 1.0,

@@ -5,8 +5,8 @@ import sys
 import torch
 from example_scripts import EXAMPLES, printed
 
-from c2v_sim.index.client_index import feature_average
 from c2v_sim.index.encoders.embed import given_embeddings
+from c2v_sim.index.naive.feature_average import feature_average
 
 sys.path.insert(0, str(EXAMPLES))
 

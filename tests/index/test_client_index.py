@@ -11,7 +11,8 @@ from planted import planted
 from c2v_sim import ops
 from c2v_sim.data.federation import limited_ids
 from c2v_sim.index import plots as index_plots
-from c2v_sim.index.client_index import ClientIndex, build_index
+from c2v_sim.index.build import build_index
+from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import given_embeddings
 from c2v_sim.index.quality import label_similarity, quality, separation, silhouette, spearman
@@ -206,9 +207,9 @@ def test_pictures(made, tmp_path):
     assert "<svg" in (tmp_path / "domains.svg").read_text()[:600]
     unknown = dataclasses.replace(index, domains=None)
     assert index_plots.groups(unknown)[0].tolist() == index.label_counts.argmax(1).tolist()
-    assert unknown.plot_similarity(tmp_path / "by-label")[0].exists()
+    assert index_plots.plot_similarity(unknown, tmp_path / "by-label")[0].exists()
     with pytest.raises(ValueError, match="do not follow domains"):
-        unknown.plot_domains(tmp_path / "none")
+        index_plots.plot_domains(unknown, tmp_path / "none")
 
 
 def test_principal_axes_recover_a_plane():

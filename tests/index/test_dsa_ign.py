@@ -7,7 +7,6 @@ from torch import nn
 
 from c2v_sim.index.dsa_ign import (
     LOSSES,
-    WIDTH,
     EncoderLayer,
     IndexNetwork,
     build_network,
@@ -15,6 +14,7 @@ from c2v_sim.index.dsa_ign import (
     loss_weights,
     losses,
 )
+from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.ops.index_losses import index_losses_torch
 from c2v_sim.training.arena import layout_of
 

@@ -10,15 +10,10 @@ from torch.nn import functional as F
 from c2v_sim.data.dataset import Dataset, content_hash
 from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.encoders import embed as embeddings
+from c2v_sim.index.encoders import make_encoder
 from c2v_sim.index.encoders.builtin import BuiltinEncoder
-from c2v_sim.index.encoders.embed import (
-    character_prompt,
-    embed_dataset,
-    given_embeddings,
-    label_prompt,
-    make_encoder,
-    next_character_prompt,
-)
+from c2v_sim.index.encoders.embed import embed_dataset, given_embeddings
+from c2v_sim.index.encoders.prompts import character_prompt, label_prompt, next_character_prompt
 
 CLASSES = ("cat", "ice_cream", "owl")
 

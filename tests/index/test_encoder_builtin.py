@@ -49,7 +49,7 @@ def test_an_image_alone_and_in_company_has_the_same_embedding(encoder):
 def test_number_of_threads_changes_no_bit(encoder, monkeypatch):
     images = rendered(200)[0]
     usual = encoder.embed_images(images)
-    monkeypatch.setattr(encoder_builtin, "usable_cores", lambda: 3)
+    monkeypatch.setattr("c2v_sim.index.encoders.encoder.usable_cores", lambda: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -8,8 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from c2v_sim.index.encoders import clip as encoder_clip
+from c2v_sim.index.encoders import make_encoder
 from c2v_sim.index.encoders.clip import ClipEncoder
-from c2v_sim.index.encoders.embed import make_encoder
 
 
 def test_missing_open_clip_says_what_to_install(monkeypatch):

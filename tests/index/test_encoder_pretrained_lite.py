@@ -12,9 +12,11 @@ from torch.nn import functional as F
 
 from c2v_sim.data.load import load_dataset
 from c2v_sim.index.encoders import clip as encoder_clip
+from c2v_sim.index.encoders import make_encoder
 from c2v_sim.index.encoders import pretrained_lite as lite
 from c2v_sim.index.encoders.builtin import BuiltinEncoder
-from c2v_sim.index.encoders.embed import embed_dataset, label_prompt, make_encoder
+from c2v_sim.index.encoders.embed import embed_dataset
+from c2v_sim.index.encoders.prompts import label_prompt
 from c2v_sim.system import tensor_file
 
 
@@ -162,7 +164,7 @@ def test_an_image_alone_and_in_company_has_the_same_embedding(encoder):
 def test_neither_threads_nor_a_second_encoder_change_a_bit(encoder, monkeypatch):
     x, texts = images(2 * lite.BLOCK + 1), ["dog", "a longer text", "Character !"]
     usual = encoder.embed_images(x), encoder.embed_texts(texts)
-    monkeypatch.setattr(lite, "usable_cores", lambda: 3)
+    monkeypatch.setattr("c2v_sim.index.encoders.encoder.usable_cores", lambda: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

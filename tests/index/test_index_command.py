@@ -29,7 +29,8 @@ def command(*arguments):
 
 def test_a_whole_index(tmp_path, capsys):
     out = tmp_path / "first"
-    assert index.main([*TINY, "--out", str(out), "--plot"]) == 0
+    flags = [*TINY, "--data-dir", str(tmp_path / "data")]
+    assert index.main([*flags, "--out", str(out), "--plot"]) == 0
     captured = capsys.readouterr()
     assert "within" in captured.out
     assert "builtin encoder" in captured.out
@@ -47,6 +48,11 @@ def test_a_whole_index(tmp_path, capsys):
         "projection.png",
     }
     assert not list(out.glob("*.partial"))
+    assert index.main([*flags, "--out", str(tmp_path / "cached")]) == 0
+    assert "epoch" not in capsys.readouterr().err.replace("2 epochs", "")
+    same = ClientIndex.load(tmp_path / "cached" / "index.safetensors")
+    assert same.provenance == made.provenance
+    assert (same.feature == made.feature).all()
 
     assert index.main([*TINY, "--out", str(out)]) == 2
     assert "exists and is never overwritten" in capsys.readouterr().err
@@ -123,7 +129,8 @@ def test_ctrl_c_and_resume(tmp_path, capsys):
     assert "epochs (was 9, now 41)" in capsys.readouterr().err
     assert index.main(["--resume", str(out)]) == 0
     whole = tmp_path / "whole"
-    assert index.main([*slow, "--out", str(whole)]) == 0
+    other = ["--data-dir", str(tmp_path / "data")]  # where no index is cached
+    assert index.main([*slow, *other, "--out", str(whole)]) == 0
     a, b = (ClientIndex.load(d / "index.safetensors") for d in (out, whole))
     seconds = [index.provenance.pop("seconds") for index in (a, b)]
     assert seconds.count(None) == 1  # nobody saw the whole of the resumed one

@@ -11,10 +11,11 @@ from slow_index import SlowNetwork, train_federated, train_global
 
 from c2v_sim.index import checkpoint as index_checkpoint
 from c2v_sim.index import training as index_training
-from c2v_sim.index.client_index import build_index
+from c2v_sim.index.build import build_index
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import build_network
 from c2v_sim.index.training import Pairs, Training, train_network, uploads
+from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError
 
 TINY = IndexConfig(
@@ -48,7 +49,7 @@ def same_bits(a, b):
 
 @pytest.mark.parametrize("strategy", ["global", "federated"])
 def test_equals_the_slow_reference(data, strategy):
-    """17 samples a client and batches of 16: the single sample at the end is dropped."""
+    """17 samples per client and batches of 16: the single sample at the end is dropped."""
     config = dataclasses.replace(TINY, strategy=strategy, dropout=0.0, index_lr=3e-4)
     federation, pairs = data
     ours, _ = train(data, config)
@@ -112,7 +113,7 @@ def test_an_interrupted_training_goes_on_with_the_same_bits(data, strategy, tmp_
 def test_a_wish_to_stop_ends_after_the_step_with_a_checkpoint(
     data, strategy, steps, tmp_path, monkeypatch
 ):
-    """54 uploads in batches of 16 are 4 steps an epoch: 5 and 7 are inside the second."""
+    """54 uploads in batches of 16 are 4 steps per epoch: 5 and 7 are inside the second."""
     config = dataclasses.replace(TINY, strategy=strategy)
     whole = train(data, config)
     file, stop, taken = tmp_path / "training.safetensors", threading.Event(), []
@@ -143,7 +144,7 @@ def test_a_full_disk_does_not_end_the_training(data, tmp_path, monkeypatch, caps
     def full(*_, **__):
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(index_checkpoint, "save_file", full)
+    monkeypatch.setattr(tensor_file, "save_file", full)
     _, curve = train(data, TINY, checkpoint=tmp_path / "training.safetensors")
     assert len(curve) == TINY.epochs
     assert capsys.readouterr().err.count("No space left on device") == 1

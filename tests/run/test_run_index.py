@@ -54,7 +54,7 @@ def test_the_index_is_kept_with_the_run_and_in_its_manifest(first):
 def test_a_cached_index_gives_the_same_bits_and_is_not_trained_again(
     first, data, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("c2v_sim.index.cache.build_index", None)  # would fail if it were called
+    monkeypatch.setattr("c2v_sim.index.build.build_index", None)  # would fail if it were called
     out = tmp_path / "second"
     assert main([*SMALL, "--data-dir", str(data), "--out", str(out)]) == 0
     assert outcome(out) == outcome(first)
@@ -94,16 +94,16 @@ def test_a_stop_while_the_index_trains_resumes_to_the_same_bits(
             super().point(training)
             self.stop.set()
 
-    cached_index = run_index.cached_index
+    obtain_index = run_index.obtain_index
 
     def watched(*args, stop, **kwargs):
         StopsAfterOneEpoch.stop = stop
-        return cached_index(*args, stop=stop, **kwargs)
+        return obtain_index(*args, stop=stop, **kwargs)
 
     out, data = tmp_path / "stopped", tmp_path / "data"
     with monkeypatch.context() as patch:
         patch.setattr(run_index, "IndexProgress", StopsAfterOneEpoch)
-        patch.setattr(run_index, "cached_index", watched)
+        patch.setattr(run_index, "obtain_index", watched)
         assert main([*SMALL, "--data-dir", str(data), "--out", str(out)]) in (130, 143)
     assert (out / run_index.CHECKPOINT).exists()
     assert not (out / run_directory.INDEX).exists()

@@ -7,7 +7,7 @@ import torch
 
 from c2v_sim import Federation, Simulator
 from c2v_sim.index.client_index import ClientIndex, federation_facts
-from c2v_sim.index.dsa_ign import WIDTH
+from c2v_sim.index.encoders.encoder import WIDTH
 
 
 def image_federation(clients=6, classes=4, smallest=3, side=16, seed=0):

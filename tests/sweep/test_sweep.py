@@ -107,7 +107,7 @@ def test_a_failing_cell_is_marked_and_the_rest_goes_on(grid):
 
 def test_the_index_is_made_once(grid):
     out, _, _ = grid
-    assert len(list((out / "shared").glob("index-*.done"))) == 1
+    assert len(list((out / "shared").glob("index-*/index.safetensors"))) == 1
 
 
 def test_side_by_side_ends_in_the_bits_of_one_after_another(grid, tmp_path):
@@ -254,17 +254,14 @@ def test_settings_are_toml_or_bare_words():
 
 
 def test_an_index_that_fails_fails_its_cells_and_no_others(tmp_path, capsys):
-    data = tmp_path / "data"
-    data.mkdir()
-    (data / "indices").write_text("not a folder")
     file, out = tmp_path / "x.toml", tmp_path / "out"
-    cases = (
-        '[axes.case]\nplain = {}\nsteered = { improve = ["sampling"], index = "feature-average" }\n'
-    )
-    file.write_text(BASE.replace("rounds = 3", f'rounds = 1\ndata_dir = "{data}"') + cases)
+    steered = 'improve = ["sampling"], index_encoder = "clip", index_clip_weights = "nowhere"'
+    cases = f"[axes.case]\nplain = {{}}\nsteered = {{ {steered} }}\n"
+    file.write_text(BASE.replace("rounds = 3", "rounds = 1") + cases)
     assert main([str(file), "--out", str(out)]) == 1
     failed = json.loads((out / "cells" / "steered.failed").read_text())
-    assert "c2v_sim.sweep.index_job" in failed["command"]
+    assert "c2v_sim.index --resume" in failed["command"]
+    assert "clip" in failed["log"][-1]
     assert not (out / "cells" / "steered").exists()
     assert (out / "cells" / "plain" / "result.json").exists()
 

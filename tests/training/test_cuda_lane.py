@@ -17,7 +17,7 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.index import training as index_training
 from c2v_sim.index.client_index import ClientIndex, federation_facts
 from c2v_sim.index.config import IndexConfig
-from c2v_sim.index.dsa_ign import WIDTH
+from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.training import Pairs
 from c2v_sim.models.cct import CCT, Attention
 from c2v_sim.system.errors import TrainingError

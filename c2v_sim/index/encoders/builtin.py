@@ -18,7 +18,6 @@ our own prompts would only pull all labels together: they are left out.
 """
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -27,9 +26,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from c2v_sim.data.sources import shapes
-from c2v_sim.system.machine import intra_op_threads, usable_cores
+from c2v_sim.index.encoders.encoder import WIDTH, check_images, embed_blocks
+from c2v_sim.system.machine import intra_op_threads
 
-WIDTH = 512
 VERSION = 1  # part of the cache key: raise it whenever any embedding changes
 SIDE, PATCH, GRID = 32, 6, 4
 # Pixels between patches and filters, at full and at half size: (24 + 32) × 2 halves × 4 quadrants
@@ -51,7 +50,7 @@ class BuiltinEncoder:
         self.filters, self.mean, self.scale = _constants()
 
     def embed_images(self, images: Tensor) -> Tensor:
-        _check_images(images)
+        check_images(self.name, images)
         raw = image_features(images, self.filters)
         return F.normalize((raw - self.mean) * self.scale, dim=1)
 
@@ -71,18 +70,8 @@ class BuiltinEncoder:
 # ---- images ---------------------------------------------------------------------------------
 
 
-def _check_images(images: Tensor) -> None:
-    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
-        raise ValueError(
-            f"builtin: images must be uint8 [N, H, W, 3], got {images.dtype} {tuple(images.shape)}"
-        )
-
-
 def image_features(images: Tensor, filters: list[Tensor]) -> Tensor:
-    """uint8 [N, H, W, 3], filters of each scale -> features before centring [N, 512].
-
-    A block a thread, with one-thread operators: no bit depends on the number of cores.
-    """
+    """uint8 [N, H, W, 3], filters of each scale -> features before centring [N, 512]."""
 
     def features(block: Tensor) -> Tensor:
         x = block.permute(0, 3, 1, 2).float().div_(255)  # [B, 3, H, W], channels_last
@@ -90,8 +79,7 @@ def image_features(images: Tensor, filters: list[Tensor]) -> Tensor:
             x = F.interpolate(x, (SIDE, SIDE), mode="bilinear", antialias=True)
         return _block_features(x, filters)
 
-    with intra_op_threads(1), ThreadPoolExecutor(usable_cores(), "builtin") as threads:
-        return torch.cat(list(threads.map(features, images.cpu().split(BLOCK))))
+    return embed_blocks(features, images.cpu().split(BLOCK), torch.device("cpu"))
 
 
 def _block_features(x: Tensor, filters: list[Tensor]) -> Tensor:  # [B, 3, 32, 32] -> [B, 512]
@@ -120,7 +108,7 @@ def _responses(x: Tensor, filters: Tensor, stride: int) -> tuple[Tensor, Tensor]
 
 @lru_cache(maxsize=1)
 def _constants() -> tuple[list[Tensor], Tensor, Tensor]:
-    """Filters [K, 3, 6, 6] a scale; mean and 1 / deviation [512] of the features."""
+    """Filters [K, 3, 6, 6] of each scale; mean and 1 / deviation [512] of the features."""
     images = torch.from_numpy(shapes.render("train", 1200, 0)[0])
     x = images.permute(0, 3, 1, 2).double() / 255
     with intra_op_threads(1):

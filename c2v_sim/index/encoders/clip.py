@@ -11,13 +11,15 @@ std. Weights come from the hub by tag, or from a local checkpoint file.
 import hashlib
 import importlib
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-WIDTH = 512
+from c2v_sim.index.encoders.encoder import WIDTH, encoder_device
+
 MODEL, TAG = "ViT-B-32", "openai"  # those that came with CLIP
 OFFLINE = "the encoder `builtin` needs no weights"
 
@@ -42,7 +44,7 @@ class ClipEncoder:
         file = Path(pretrained).expanduser()
         config = open_clip.get_model_config(model) if ":" not in model else None
         _check_choice(open_clip, model, pretrained, file, config)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = encoder_device(device)
         self.model = _load(open_clip, model, str(file) if file.is_file() else pretrained)
         self.model.eval().to(self.device)
         self.tokenizer = open_clip.get_tokenizer(model)
@@ -92,7 +94,7 @@ def preprocess(images: Tensor, config: dict[str, Any]) -> Tensor:
 
 
 def _check_choice(
-    open_clip: Any, model: str, pretrained: str, file: Path, config: dict | None
+    open_clip: ModuleType, model: str, pretrained: str, file: Path, config: dict | None
 ) -> None:
     """Refuse what cannot work before anything is downloaded."""
     if ":" in model:
@@ -119,14 +121,12 @@ def _check_width(model: str, width: int) -> None:
         )
 
 
-def _load(open_clip: Any, model: str, pretrained: str) -> Any:
+def _load(open_clip: ModuleType, model: str, pretrained: str) -> Any:
     # Tags trained with QuickGELU (OpenAI's) give other features under the usual GELU.
     quick = bool((open_clip.get_pretrained_cfg(model, pretrained) or {}).get("quick_gelu"))
-    options: dict[str, Any] = {"force_quick_gelu": quick}
-    if ":" not in model:
-        options |= {"pretrained": pretrained, "require_pretrained": True}
+    own = {} if ":" in model else {"pretrained": pretrained, "require_pretrained": True}
     try:
-        return open_clip.create_model(model, **options)
+        return open_clip.create_model(model, force_quick_gelu=quick, **own)
     except Exception as error:  # open_clip and the hub raise many kinds
         if Path(pretrained).is_file():
             raise ValueError(
@@ -146,7 +146,7 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def _import_open_clip() -> Any:
+def _import_open_clip() -> ModuleType:
     _declare_torchvision_operators()
     try:
         return importlib.import_module("open_clip")

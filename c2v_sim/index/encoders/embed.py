@@ -4,9 +4,6 @@ Enters: a `Dataset` and an encoder: a name from ENCODERS, any object with `embed
 `embed_texts`, or the two tensors themselves. Leaves: `Embeddings`, images [N, 512] in the order of
 x_train and labels [K, 512] in the order of class_names, float32, L2-normalised, on the CPU.
 
-Prompts: class "A photo of a {name}" ("an" before a vowel letter); next-character data "The next
-character of {window}" for a sample and "Character {symbol}" for a class, both as texts.
-
 The cache file is named after a hash of all that decides its bits: data, encoder with its weights,
 prompts. It is made in parts of 2,048 samples that stay on disk when the work is interrupted.
 """
@@ -16,71 +13,31 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from c2v_sim.data.load import Dataset, default_data_dir
-from c2v_sim.data.text_windows import Windows
-from c2v_sim.index.encoders.builtin import BuiltinEncoder
-from c2v_sim.index.encoders.clip import ClipEncoder
-from c2v_sim.index.encoders.pretrained_lite import PretrainedLiteEncoder
+from c2v_sim.index.encoders import ENCODERS, make_encoder
+from c2v_sim.index.encoders.encoder import WIDTH, Encoder
+from c2v_sim.index.encoders.prompts import Samples, labels_to_embed, samples_to_embed
 from c2v_sim.system import tensor_file
 
-WIDTH = 512
 PART = 2048
 FORMAT = 1  # of the cache; part of its key
 
 
-class Encoder(Protocol):
-    """What embeds. An optional `identity: str` names the exact weights; without it no cache."""
-
-    @property
-    def name(self) -> str: ...  # as every output prints it
-    def embed_images(self, images: Tensor, /) -> Tensor: ...  # uint8 [N, H, W, 3] -> [N, 512]
-    def embed_texts(self, texts: list[str], /) -> Tensor: ...  # -> [T, 512]
-
-
-ENCODERS: dict[str, Callable[..., Encoder]] = {
-    "builtin": BuiltinEncoder,
-    "pretrained-lite": PretrainedLiteEncoder,
-    "clip": ClipEncoder,
-}
-
-
 @dataclass(frozen=True)
 class Embeddings:
-    images: Tensor  # float32 [N, 512], unit rows, one a training sample
-    labels: Tensor  # float32 [K, 512], unit rows, one a class
+    images: Tensor  # float32 [N, 512], unit rows, one per training sample
+    labels: Tensor  # float32 [K, 512], unit rows, one per class
     encoder: str  # its name, as every output must print it
     data_sha256: str  # of the Dataset
     sha256: str  # of images and labels
-
-
-def label_prompt(name: str) -> str:
-    name = name.replace("_", " ")
-    article = "an" if name[:1].lower() in tuple("aeiou") else "a"
-    return f"A photo of {article} {name}"
-
-
-def next_character_prompt(window: str) -> str:
-    return f"The next character of {window}"
-
-
-def character_prompt(symbol: str) -> str:
-    return f"Character {symbol}"
-
-
-def make_encoder(name: str, **options: object) -> Encoder:
-    """ENCODERS[name](**options), for example make_encoder("clip", pretrained="ViT-B-32.pt")."""
-    if name not in ENCODERS:
-        raise ValueError(f"unknown encoder {name!r}; known: {', '.join(ENCODERS)}")
-    return ENCODERS[name](**options)
 
 
 def embed_dataset(
@@ -97,9 +54,9 @@ def embed_dataset(
     """Embed the training samples and the classes of a data set, or read them from the cache.
 
     encoder: a name, an object as `Encoder` describes, or (images, labels) already embedded.
-    sample_texts: one a training sample, in place of its image (default for windows of a text:
+    sample_texts: one per training sample, in place of its image (default for windows of a text:
         `next_character_prompt`).
-    label_texts: one a class (default: `label_prompt` of the class names, or `character_prompt`).
+    label_texts: one per class (default: `label_prompt` of the class names, or `character_prompt`).
     cache_dir: default "embeddings" in the data folder. cache=False neither reads nor writes.
     batch_size: samples in one call of the encoder.
     """
@@ -107,40 +64,25 @@ def embed_dataset(
         return given_embeddings(dataset, *encoder)
     if batch_size < 1:
         raise ValueError(f"embed_dataset: batch_size must be at least 1, got {batch_size}")
-    samples = _samples(dataset, sample_texts)
-    prompts = _label_prompts(dataset) if label_texts is None else list(label_texts)
-    if len(prompts) != dataset.classes:
-        raise ValueError(
-            f"embed_dataset: label_texts must have one text for each of the {dataset.classes} "
-            f"classes, got {len(prompts)}"
-        )
+    samples = samples_to_embed(dataset, sample_texts)
+    labels = labels_to_embed(dataset, label_texts)
     encoder = make_encoder(encoder) if isinstance(encoder, str) else encoder
     _check_encoder(encoder)
-    path = _cache_path(dataset, encoder, sample_texts, prompts, cache_dir) if cache else None
+    path = _cache_path(dataset, encoder, sample_texts, labels, cache_dir) if cache else None
     tensors = tensor_file.read(path) if path else None
     if tensors is None:
         work = _Work(encoder, samples, batch_size, progress, path and path.with_suffix(".parts"))
-        tensors = {"images": work.run(), "labels": _checked(encoder.embed_texts(prompts), prompts)}
+        tensors = {"images": work.run(), "labels": _checked(encoder.embed_texts(labels), labels)}
         if path and work.parts:
             _store(path, tensors)
             shutil.rmtree(work.parts, ignore_errors=True)
-    return Embeddings(
-        **tensors,
-        encoder=encoder.name,
-        data_sha256=dataset.sha256,
-        sha256=tensor_file.checksum(tensors),
-    )
+    return _embeddings(dataset, tensors, encoder.name)
 
 
 def is_cached(dataset: Dataset, encoder: Encoder, cache_dir: Path | None = None) -> bool:
     """Whether `embed_dataset` would find these embeddings in the cache."""
-    path = _cache_path(dataset, encoder, None, _label_prompts(dataset), cache_dir)
+    path = _cache_path(dataset, encoder, None, labels_to_embed(dataset), cache_dir)
     return path is not None and path.exists()
-
-
-def _label_prompts(dataset: Dataset) -> list[str]:
-    prompt = character_prompt if isinstance(dataset.x_train, Windows) else label_prompt
-    return list(map(prompt, dataset.class_names))
 
 
 def given_embeddings(
@@ -151,49 +93,15 @@ def given_embeddings(
         "images": _checked(images, dataset.y_train, "images"),
         "labels": _checked(labels, dataset.class_names, "labels"),
     }
-    return Embeddings(
-        **tensors,
-        encoder=name,
-        data_sha256=dataset.sha256,
-        sha256=tensor_file.checksum(tensors),
-    )
+    return _embeddings(dataset, tensors, name)
+
+
+def _embeddings(dataset: Dataset, tensors: dict[str, Tensor], name: str) -> Embeddings:
+    checksum = tensor_file.checksum(tensors)
+    return Embeddings(**tensors, encoder=name, data_sha256=dataset.sha256, sha256=checksum)
 
 
 # ---- checks ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Prompts:
-    """The prompts of all windows, written out part by part: a slice is a list of texts."""
-
-    windows: Windows
-    alphabet: str
-
-    def __len__(self) -> int:
-        return len(self.windows)
-
-    def __getitem__(self, part: slice) -> list[str]:
-        return list(map(next_character_prompt, self.windows.take(part).strings(self.alphabet)))
-
-
-def _samples(dataset: Dataset, texts: Sequence[str] | None) -> Tensor | Sequence[str] | _Prompts:
-    x = dataset.x_train
-    if texts is not None:
-        if len(texts) != len(x):
-            raise ValueError(
-                f"embed_dataset: sample_texts must have one text for each of the {len(x)} "
-                f"training samples, got {len(texts)}"
-            )
-        return texts
-    if isinstance(x, Windows):
-        return _Prompts(x, "".join(dataset.class_names))
-    if x.dtype != torch.uint8 or x.shape[-1] not in (1, 3):
-        raise ValueError(
-            f"embed_dataset: {dataset.name} has no images to embed: x_train must be uint8 "
-            f"[N, H, W, 3] or [N, H, W, 1], got {x.dtype} {tuple(x.shape)}; give sample_texts, or "
-            "the embeddings themselves as encoder=(images, labels)"
-        )
-    return x.expand(-1, -1, -1, 3)  # grey becomes colour
 
 
 def _check_encoder(encoder: object) -> None:
@@ -230,14 +138,14 @@ def _cache_path(
     dataset: Dataset,
     encoder: Encoder,
     sample_texts: Sequence[str] | None,
-    prompts: list[str],
+    labels: list[str],
     cache_dir: Path | None,
 ) -> Path | None:
     identity = getattr(encoder, "identity", None)
     if not isinstance(identity, str):
         return None  # nothing tells two versions of this encoder apart
     texts = None if sample_texts is None else _text_hash(sample_texts)
-    key = [FORMAT, identity, dataset.sha256, len(dataset.x_train), texts, prompts]
+    key = [FORMAT, identity, dataset.sha256, len(dataset.x_train), texts, labels]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()
     readable = re.sub(r"[^A-Za-z0-9]+", "-", f"{dataset.name} {encoder.name}").strip("-")[:80]
     folder = Path(cache_dir).expanduser() if cache_dir else default_data_dir() / "embeddings"
@@ -260,8 +168,8 @@ def _store(path: Path, tensors: dict[str, Tensor]) -> bool:
         return True
     except OSError as error:
         print(
-            f"warning: cannot cache embeddings in {path.parent} ({error}); every run will make "
-            "them anew (choose another folder with cache_dir)",
+            f"warning: cannot cache embeddings in {path.parent} ({error.strerror or error}); "
+            "every run will make them anew (choose another folder with cache_dir)",
             file=sys.stderr,
         )
         return False
@@ -272,7 +180,7 @@ class _Work:
     """Embeds the samples part by part; finished parts survive an interruption."""
 
     encoder: Encoder
-    samples: Tensor | Sequence[str] | _Prompts
+    samples: Samples
     batch_size: int
     progress: bool
     parts: Path | None  # folder of the parts, None once it proved unusable
@@ -301,12 +209,14 @@ class _Work:
         rows = []
         for start in range(part.start, part.stop, self.batch_size):
             batch = self.samples[start : min(start + self.batch_size, part.stop)]
-            if isinstance(batch, Tensor):
-                rows.append(_checked(self.encoder.embed_images(batch), batch))
-            else:
-                rows.append(_checked(self.encoder.embed_texts(list(batch)), batch))
+            rows.append(self._embed(batch))
             bar.update(len(batch))
         done = torch.cat(rows)
         if file and not _store(file, {"images": done}):
             self.parts = None  # one warning is enough
         return done
+
+    def _embed(self, batch: Tensor | Sequence[str]) -> Tensor:
+        if isinstance(batch, Tensor):
+            return _checked(self.encoder.embed_images(batch), batch)
+        return _checked(self.encoder.embed_texts(list(batch)), batch)

@@ -14,11 +14,9 @@ norm folded into the convolutions: neither package brings code that we need.
 """
 
 import hashlib
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,9 +24,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from c2v_sim.system.machine import intra_op_threads, usable_cores
+from c2v_sim.index.encoders.encoder import WIDTH, check_images, embed_blocks, encoder_device
 
-WIDTH = 512
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
 VERSION = 1  # part of the cache key: raise it whenever any embedding changes
 # Pixels that images are brought to, a compromise: linear probe of PACS classes (2,500 images, 1,000
 # for testing), images per CPU-second. 128: 75 %, 120; 160: 80 %, 75; 224, as in training: 83 %, 44.
@@ -70,7 +70,7 @@ class PretrainedLiteEncoder:
 
     def __init__(self, *, device: str | torch.device | None = None) -> None:
         files = [_checked_file(*which) for which in (IMAGE_WEIGHTS, TEXT_WEIGHTS, TOKENIZER)]
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.device = encoder_device(device)
         images = torch.load(files[0], map_location="cpu", weights_only=True)
         self.image_weights = self._here(fold_batch_norms(images))
         self.text_weights = self._here(load_file(files[1]))
@@ -82,17 +82,14 @@ class PretrainedLiteEncoder:
         return {name: tensor.to(self.device) for name, tensor in weights.items()}
 
     def embed_images(self, images: Tensor) -> Tensor:
-        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[3] != 3:
-            raise ValueError(
-                f"{self.name}: images must be uint8 [N, H, W, 3], "
-                f"got {images.dtype} {tuple(images.shape)}"
-            )
+        check_images(self.name, images)
 
         def embed(block: Tensor) -> Tensor:
             pixels = preprocess(block.to(self.device))
-            return image_features(pixels, self.image_weights) @ self.projections["image"]
+            return self._unit(image_features(pixels, self.image_weights), "image")
 
-        return self._rows(embed, list(images.split(self.block)) if len(images) else [])
+        blocks = images.split(self.block) if len(images) else []
+        return embed_blocks(embed, blocks, self.device)
 
     def embed_texts(self, texts: list[str]) -> Tensor:
         tokens = [encoding.ids for encoding in self.tokenizer.encode_batch(texts)]
@@ -106,21 +103,15 @@ class PretrainedLiteEncoder:
 
         def embed(block: list[list[int]]) -> Tensor:
             ids = torch.tensor(block, device=self.device)
-            return text_features(ids, self.text_weights) @ self.projections["text"]
+            return self._unit(text_features(ids, self.text_weights), "text")
 
         rows = torch.empty(len(texts), WIDTH)
-        rows[order] = self._rows(embed, blocks)
+        rows[order] = embed_blocks(embed, blocks, self.device)
         return rows
 
-    def _rows(self, embed: Callable[[Any], Tensor], blocks: list) -> Tensor:
-        """Unit rows of all blocks; a block a thread with one-thread operators, as in `builtin`."""
-
-        def unit(block: Any) -> Tensor:
-            return F.normalize(embed(block), dim=1).cpu()
-
-        workers = usable_cores() if self.device.type == "cpu" else 1
-        with intra_op_threads(1), ThreadPoolExecutor(workers, self.name) as threads:
-            return torch.cat([torch.empty(0, WIDTH), *threads.map(unit, blocks)])
+    def _unit(self, features: Tensor, kind: str) -> Tensor:
+        """Unit rows [n, 512] on the CPU."""
+        return F.normalize(features @ self.projections[kind], dim=1).cpu()
 
 
 def projection(width: int) -> Tensor:
@@ -220,7 +211,7 @@ def text_features(ids: Tensor, weights: Weights) -> Tensor:
     return x.mean(1)
 
 
-def _tokenizer(file: Path) -> Any:
+def _tokenizer(file: Path) -> "Tokenizer":
     try:
         from tokenizers import Tokenizer
     except ImportError as error:

@@ -1,0 +1,220 @@
+"""Stage 5: a federation -> its client index. `obtain_index` is how every command gets one.
+
+    β_i^f = mean_j u_ij     over the client's training samples, DSA-IGN in eval mode    [M, 512]
+    β_i^l = mean_j L_ij                                                                 [M, 512]
+
+or one of the naive indices (index/naive). The index of local model weights changes while a model
+trains, so it is not made here.
+
+An index is cached under a hash of everything that decides its bits: data, partition, embeddings,
+settings and device.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c2v_sim.data.federation import Federation, limited_ids
+from c2v_sim.data.load import default_data_dir
+from c2v_sim.data.partition import Partition
+from c2v_sim.index.client_index import FORMAT, ClientIndex, federation_facts
+from c2v_sim.index.config import IndexConfig
+from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork
+from c2v_sim.index.encoders.embed import Embeddings, embed_dataset, given_embeddings
+from c2v_sim.index.encoders.encoder import WIDTH
+from c2v_sim.index.naive import NAIVE, feature_average
+from c2v_sim.index.quality import quality
+from c2v_sim.index.training import OnPoint, Pairs, train_network
+from c2v_sim.system.machine import choose_device, intra_op_threads
+
+EVAL_BATCH = 512
+
+
+def obtain_index(
+    federation: Federation,
+    config: IndexConfig,
+    *,
+    file: Path | str = "",
+    data_dir: Path | str = "",
+    embeddings: Embeddings | None = None,
+    checkpoint: Path | None = None,
+    on_point: OnPoint = lambda training: None,
+    stop: threading.Event | None = None,
+) -> ClientIndex:
+    """The index of `federation`: the one in `file` if that is named, or else the cached one in
+    `data_dir`, or else built there.
+
+    embeddings: those of `index_embeddings`, where they are known already. The other arguments are
+    those of `build_index`.
+    """
+    if file:
+        return ClientIndex.load(file, federation)
+    embeddings = embeddings or index_embeddings(federation, config, data_dir)
+    path = cache_path(federation, config, embeddings, data_dir)
+    if os.path.exists(path):
+        try:
+            return ClientIndex.load(path, federation)
+        except ValueError as error:
+            print(f"warning: {error}; it is built anew", file=sys.stderr)
+    index = build_index(
+        federation,
+        config,
+        embeddings=embeddings,
+        checkpoint=checkpoint,
+        on_point=on_point,
+        stop=stop,
+    )
+    _keep(index, path)
+    return index
+
+
+def index_embeddings(
+    federation: Federation, config: IndexConfig, data_dir: Path | str = ""
+) -> Embeddings:
+    """The embeddings of the samples that the index uses, cached in `data_dir`."""
+    chosen = federation.limited(config.max_samples, config.seed).dataset
+    folder = cache_folder(data_dir) / "embeddings"
+    return embed_dataset(chosen, config.make_encoder(), cache_dir=folder)
+
+
+def cache_folder(data_dir: Path | str) -> Path:
+    """`data_dir`; empty: the user's."""
+    return Path(data_dir or default_data_dir()).expanduser()
+
+
+def cache_path(
+    federation: Federation, config: IndexConfig, embeddings: Embeddings, data_dir: Path | str
+) -> Path:
+    """Where the index of these settings is cached."""
+    settings = dataclasses.asdict(config) | {"device": choose_device(config.device).type}
+    settings.pop("lanes")  # any number of them gives the same bits
+    facts = [FORMAT, federation_facts(federation), embeddings.sha256, settings]
+    name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+    return cache_folder(data_dir) / "indices" / f"{name}.safetensors"
+
+
+def _keep(index: ClientIndex, path: Path) -> None:
+    """An index that cannot be cached is still good, so failure is only a warning."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        index.save(path, shared=True)
+    except OSError as error:
+        print(
+            f"warning: cannot cache the index in {path.parent} ({error.strerror or error}); every "
+            "run will build it anew (choose another folder with --data-dir)",
+            file=sys.stderr,
+        )
+
+
+def build_index(
+    federation: Federation,
+    config: IndexConfig | None = None,
+    *,
+    embeddings: Embeddings | tuple[Tensor, Tensor] | None = None,
+    cache_dir: Path | None = None,
+    checkpoint: Path | None = None,
+    on_point: OnPoint = lambda training: None,
+    stop: threading.Event | None = None,
+) -> ClientIndex:
+    """The client index of `federation`.
+
+    embeddings: in place of those by `config.encoder`: Embeddings, or images [N, 512] and labels
+    [K, 512]. cache_dir: of embeddings. checkpoint: a file from which an interrupted training goes
+    on. on_point: called after every epoch (global) or round (federated) with the losses so far.
+    stop: once set, the step in flight is finished, the checkpoint written and Interrupted raised.
+    """
+    config, start = config or IndexConfig(), time.perf_counter()
+    fresh = checkpoint is None or not checkpoint.exists()
+    used = federation.limited(config.max_samples, config.seed)
+    known = _known_embeddings(federation, used, config, embeddings, cache_dir)
+    partition, y = used.partition, used.dataset.y_train
+    pairs = Pairs(known.images, known.labels, y, choose_device(config.device))
+    counts, curve = federation.label_counts, list[list[float]]()
+    if config.index in NAIVE:
+        feature = NAIVE[config.index].vectors(known.images, partition, y, used.dataset.classes)
+        label = torch.zeros(partition.clients, 0)
+    else:
+        identity = f"{federation.dataset.sha256} {federation.partition.sha256} {known.sha256}"
+        network, curve = train_network(
+            pairs,
+            partition,
+            config,
+            checkpoint=checkpoint,
+            identity=identity,
+            on_point=on_point,
+            stop=stop,
+        )
+        feature = feature_index(network, pairs, partition, config)
+        label = (counts.double() @ known.labels.double()).float() / counts.sum(1)[:, None]
+    sizes, domains = torch.from_numpy(federation.partition.sizes), federation.partition.domains
+    index = ClientIndex(
+        feature,
+        label,
+        sizes,
+        counts,
+        None if domains is None else torch.tensor(domains),
+        _provenance(federation, config, known, curve),
+    )
+    index.provenance["quality"] = quality(
+        feature, label, counts, index.domains, control=feature_average(known.images, partition)
+    )
+    # Of a resumed training only the last part was seen, which is no answer.
+    index.provenance["seconds"] = round(time.perf_counter() - start, 2) if fresh else None
+    return index
+
+
+def _known_embeddings(
+    federation: Federation,
+    used: Federation,
+    config: IndexConfig,
+    given: Embeddings | tuple[Tensor, Tensor] | None,
+    cache_dir: Path | None,
+) -> Embeddings:
+    """Those of the samples in `used`, taken from the given ones or computed."""
+    if given is None:
+        return embed_dataset(used.dataset, config.make_encoder(), cache_dir=cache_dir)
+    if not isinstance(given, Embeddings):
+        given = given_embeddings(federation.dataset, *given)
+    if used is federation or len(given.images) != len(federation.dataset.y_train):
+        return given
+    kept = limited_ids(federation.partition, config.max_samples, config.seed)
+    return dataclasses.replace(given, images=given.images[torch.from_numpy(np.concatenate(kept))])
+
+
+def _provenance(
+    federation: Federation, config: IndexConfig, embeddings: Embeddings, curve: list[list[float]]
+) -> dict[str, object]:
+    return {
+        "federation": federation_facts(federation),
+        "encoder": embeddings.encoder,
+        "embeddings_sha256": embeddings.sha256,
+        "settings": json.loads(json.dumps(dataclasses.asdict(config))),  # as a file gives it back
+        "losses": list(LOSSES),
+        "curve": curve,
+        "class_names": list(federation.dataset.class_names),
+        "domain_names": list(federation.dataset.domain_names),
+    }
+
+
+def feature_index(
+    network: IndexNetwork, pairs: Pairs, partition: Partition, config: IndexConfig
+) -> Tensor:  # [M, 512]
+    """β^f: the mean of u over each client's training samples."""
+    out = torch.zeros(partition.clients, WIDTH)
+    with torch.inference_mode(), intra_op_threads(config.threads):
+        for i, ids in enumerate(partition.train):
+            total = torch.zeros(WIDTH, dtype=torch.float64, device=pairs.device)
+            for batch in torch.from_numpy(ids).to(pairs.device).split(EVAL_BATCH):
+                u = network.encode(pairs.images[batch])[:, WIDTH:]
+                total += u.sum(0, dtype=torch.float64)
+            out[i] = total / len(ids)
+    return out
