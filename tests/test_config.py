@@ -3,7 +3,8 @@ import tomllib
 
 import pytest
 
-from c2v_sim.config import FIELDS, PRESETS, RunConfig, make_config, preset, saved_config, to_toml
+from c2v_sim.config import FIELDS, RunConfig, make_config, saved_config, to_toml
+from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.system.errors import ConfigError
 
 
@@ -129,7 +130,7 @@ def test_clients_and_clients_per_domain_are_not_typed_together():
 
 
 def test_every_field_says_what_it_is():
-    assert all(f.metadata["help"] for f in FIELDS.values())
+    assert all(setting.help for setting in FIELDS.values())
     assert dataclasses.is_dataclass(RunConfig)
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig().rounds = 3  # type: ignore[misc]

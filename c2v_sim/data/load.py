@@ -349,3 +349,4 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "pacs": _load_pacs,
 }
 OWN_CLIENTS = ("shakespeare",)  # data that comes from known clients
+CHOSEN_BY_SEED = ("shakespeare", "domainnet")  # data of which a seed takes a part

@@ -9,7 +9,6 @@ import json
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 from c2v_sim.data.federation import Federation
@@ -19,6 +18,7 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings, embed_dataset
 from c2v_sim.index.training import Training
 from c2v_sim.system.machine import choose_device
+from c2v_sim.system.settings import fixed
 
 
 def index_embeddings(
@@ -63,7 +63,6 @@ def cached_index(
 
 def identity(federation: Federation, embeddings: Embeddings, config: IndexConfig) -> str:
     """A hash of what decides the bits of an index."""
-    settings = asdict(config) | {"device": choose_device(config.device).type}
-    settings.pop("lanes")  # any number of them gives the same bits
+    settings = fixed(config) | {"device": choose_device(config.device).type}
     facts = [FORMAT, federation_facts(federation), embeddings.sha256, settings]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

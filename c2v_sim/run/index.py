@@ -3,11 +3,10 @@
 import threading
 from pathlib import Path
 
-from c2v_sim.config import RunConfig
+from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.cache import cached_index, index_embeddings
 from c2v_sim.index.client_index import ClientIndex
-from c2v_sim.index.config import index_settings
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.progress import IndexProgress

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from c2v_sim.config import FIELDS, RunConfig
+from c2v_sim.config import FIELDS, RunConfig, index_settings
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.load import default_data_dir
@@ -32,7 +32,7 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.cache import identity, index_embeddings
 from c2v_sim.index.client_index import ClientIndex, federation_facts
-from c2v_sim.index.config import IndexConfig, index_settings
+from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import WIDTH, embed_dataset, is_cached
 from c2v_sim.index.training import Pairs, train_network
 from c2v_sim.run.__main__ import build_federation
@@ -41,11 +41,10 @@ from c2v_sim.simulator.evaluation import BATCH
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.sweep.file import Cell, cell_folder
 from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, python
+from c2v_sim.sweep.progress import kind
 from c2v_sim.system.machine import choose_device
+from c2v_sim.system.settings import Affects, values_affecting
 from c2v_sim.training.sampling import cohort_size
-
-KIND = ["dataset", "model", "norm", "algorithm", "batch_size", "augment", "index", "clients"]
-KIND += ["train_size", "clients_per_domain", "participation", "partition"]
 
 
 def start_seconds() -> float:
@@ -87,12 +86,12 @@ def estimate(out: Path, cells: list[Cell], users: dict[str, list[Cell]], at_once
     first_user = {using[0].name: key for key, using in users.items()}
     for cell in cells:
         federation, config = build_federation(cell.config)
-        kind = ("local" in config.improve, *(getattr(config, name) for name in KIND))
-        if kind not in paces:
-            paces[kind] = probe(federation, config, at_once)
+        pace = kind(config, Affects.PACE)
+        if pace not in paces:
+            paces[pace] = probe(federation, config, at_once)
         file = cell_folder(out, cell) / ROUNDS
         done = file.read_bytes().count(b"\n") if file.exists() else 0
-        times[cell.name] = start + cell_seconds(federation, config, paces[kind], done)
+        times[cell.name] = start + cell_seconds(federation, config, paces[pace], done)
         if cell.name in first_user:
             key = first_user[cell.name]
             indices[key] = start + index_seconds(federation, config, steps)
@@ -199,10 +198,10 @@ def index_seconds(federation: Federation, config: RunConfig, steps: dict[tuple, 
         seconds = rate * len(chosen.y_train)
     if settings.index != "dsa-ign":
         return seconds
-    kind = (settings.strategy, settings.decoder, settings.dropout > 0)
-    if kind not in steps:
-        steps[kind] = as_an_index_is_built(pair_seconds, settings)
-    return seconds + steps[kind] * (pairs_trained(limited, settings) + len(chosen.y_train) / 3)
+    pace = values_affecting(settings, Affects.PACE)
+    if pace not in steps:
+        steps[pace] = as_an_index_is_built(pair_seconds, settings)
+    return seconds + steps[pace] * (pairs_trained(limited, settings) + len(chosen.y_train) / 3)
 
 
 def pairs_trained(federation: Federation, settings: IndexConfig) -> float:

@@ -39,10 +39,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from c2v_sim.config import FIELDS, RunConfig, make_config, preset
-from c2v_sim.index.config import index_settings
+from c2v_sim.config import FIELDS, RunConfig, index_settings, make_config
 from c2v_sim.run.failures import failure_file
 from c2v_sim.run.files import CONFIG, RESULT
+from c2v_sim.run.presets import preset
 from c2v_sim.sweep.tables.paper import paper_entry, paper_names
 from c2v_sim.system.errors import ConfigError
 

@@ -11,10 +11,9 @@ import sys
 import threading
 from pathlib import Path
 
-from c2v_sim.config import RunConfig, make_config, read_toml
+from c2v_sim.config import RunConfig, index_settings, make_config, read_toml
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.cache import index_embeddings
-from c2v_sim.index.config import index_settings
 from c2v_sim.run.__main__ import build_federation
 from c2v_sim.run.index import shown_index
 from c2v_sim.system.errors import Interrupted, TrainingError, fail

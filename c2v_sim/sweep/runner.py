@@ -1,6 +1,5 @@
 """The cells of a sweep as processes: first the indices that they share, then the runs."""
 
-import dataclasses
 import hashlib
 import json
 import shlex
@@ -8,9 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from c2v_sim.config import RunConfig, to_toml
-from c2v_sim.index.__main__ import DATA
-from c2v_sim.index.config import index_settings
+from c2v_sim.config import RunConfig, index_settings, to_toml
 from c2v_sim.run.failures import failure_file, reason
 from c2v_sim.run.files import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
@@ -18,6 +15,7 @@ from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, share
 from c2v_sim.sweep.progress import SweepProgress
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
+from c2v_sim.system.settings import Affects, fixed, values_affecting
 from c2v_sim.system.text import duration, percent
 
 SHARED = "shared"
@@ -28,8 +26,8 @@ def index_key(config: RunConfig) -> str:
     """The same for cells that use the same index; empty where none is to be built."""
     if not config.needs_client_index or config.index_file:
         return ""
-    settings = dataclasses.asdict(index_settings(config)) | {"lanes": 0}
-    facts = [settings, [getattr(config, name) for name in DATA]]
+    data = values_affecting(config, Affects.DATA | Affects.CLIENTS)
+    facts = [fixed(index_settings(config)), data]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

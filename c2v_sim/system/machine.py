@@ -10,6 +10,8 @@ from contextlib import contextmanager
 
 import torch
 
+DEVICES = ("auto", "cpu", "cuda")
+
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from c2v_sim.config import RunConfig, preset
+from c2v_sim.config import RunConfig
+from c2v_sim.run.presets import preset
 from c2v_sim.sweep.file import cell_folder, make_sweep, read_sweep, shipped_sweeps
 from c2v_sim.system.errors import ConfigError
 
