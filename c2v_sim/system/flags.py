@@ -5,7 +5,7 @@
 
 import argparse
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from c2v_sim.system.errors import ConfigError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Parser = argparse.ArgumentParser
 NO_BREAK = "\N{NO-BREAK SPACE}"
 LIST = tuple[str, ...]
-METAVARS: dict[Any, str] = {int: "N", float: "X", str: "TEXT"}
+METAVARS: dict[Any, str] = {int: "N", float: "X"}
 
 
 def new_parser(whole: Callable[[], Parser], prog: str, description: str, usage: str) -> Parser:
@@ -51,15 +51,14 @@ class HelpAll(argparse.Action):
 
 
 def add_flags(
-    parser: Parser, settings: Iterable[Setting], defaults: Mapping[str, object], everything: bool
+    parser: Parser, settings: Collection[Setting], defaults: Mapping[str, object], everything: bool
 ) -> None:
     """A flag per setting, in a group per section; all of them or only the common ones are shown."""
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for setting in settings:
-        title = setting.section
-        group = groups.setdefault(title, groups.get(title) or parser.add_argument_group(title))
-        text = help_text(setting, defaults)
-        add_flag(group, setting, text if everything or setting.common else argparse.SUPPRESS)
+    for title in dict.fromkeys(setting.section for setting in settings):
+        group = parser.add_argument_group(title)
+        for setting in (s for s in settings if s.section == title):
+            text = help_text(setting, defaults).replace("%", "%%")
+            add_flag(group, setting, text if everything or setting.common else argparse.SUPPRESS)
 
 
 def add_flag(group: argparse._ArgumentGroup, setting: Setting, text: str) -> None:
@@ -69,7 +68,7 @@ def add_flag(group: argparse._ArgumentGroup, setting: Setting, text: str) -> Non
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         return
     common |= {"choices": setting.choices}
-    common |= {"metavar": "NAME" if setting.choices else METAVARS[setting.type]}
+    common |= {"metavar": "NAME" if setting.choices else METAVARS.get(setting.type, "TEXT")}
     if setting.type == LIST:
         group.add_argument(flag, nargs="*", **common)
     else:

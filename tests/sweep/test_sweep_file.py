@@ -133,7 +133,7 @@ TABLE = "[axes]\nlr = [0.1]\nseed = [0]\n[table]\nrows = ['lr']\ncolumns = 'seed
         ("preset = 'huge'\n" + AXIS, "preset must be one of quick, paper"),
         (
             AXIS + "[base]\nimprove = ['sampling']\nindex_dropout = 1.0",
-            r"cell 0: dropout must be in \[0, 1\), got 1.0",
+            r"cell 0: index_dropout must be in \[0, 1\), got 1.0",
         ),
     ],
 )
