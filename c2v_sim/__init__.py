@@ -20,13 +20,14 @@ stages 3 to 5, which give every client a vector before training. ops/ holds the 
 """
 
 from c2v_sim.algorithms import Algorithm
-from c2v_sim.config import RunConfig, preset
+from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.load import Dataset, load_dataset
 from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.index.build import build_index
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.config import IndexConfig
+from c2v_sim.run.presets import preset
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 

@@ -3,8 +3,11 @@ import tomllib
 
 import pytest
 
-from c2v_sim.config import FIELDS, PRESETS, RunConfig, make_config, preset, saved_config, to_toml
+from c2v_sim.config import FIELDS, RunConfig, index_settings, make_config, saved_config, to_toml
+from c2v_sim.index.config import IndexConfig, name_in_run
+from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.settings import Affects, check, facts_of
 
 
 def test_defaults_are_the_specifications():
@@ -121,6 +124,48 @@ def test_a_run_of_an_earlier_version_may_hold_settings_without_effect(tmp_path):
     assert saved_config(file) == RunConfig(rounds=3)
 
 
+def test_all_settings_of_an_index_are_settings_of_a_run():
+    in_run = {name: name_in_run(name) for name in facts_of(IndexConfig)}
+    assert set(in_run.values()) <= set(FIELDS)
+    assert [n for n, other in in_run.items() if n == other] == [
+        "index",
+        "index_lr",
+        "seed",
+        "lanes",
+        "device",
+    ]
+    assert index_settings(RunConfig()) == IndexConfig()
+    given = {"index_hidden": 64, "index_upload": 7, "index_lr": 0.1, "seed": 3, "lanes": 2}
+    config = index_settings(make_config({"improve": ["local"], **given}))
+    assert config == IndexConfig(hidden=64, upload=7, index_lr=0.1, seed=3, lanes=2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"index_hidden": 64}, "index_hidden = 64 has no effect with improve = nothing"),
+        ({"improve": ["local"], "index_batch_size": 1}, "index_batch_size must be at least 2"),
+        (
+            {"improve": ["local"], "index_upload": 7, "index_strategy": "federated"},
+            "index_upload = 7 has no effect with index_strategy = federated",
+        ),
+        (
+            {"improve": ["local"], "index_patience": 7, "index": "class-prototypes"},
+            "index_patience = 7 has no effect with index = class-prototypes",
+        ),
+    ],
+)
+def test_settings_of_an_index_are_checked_under_their_names_in_a_run(given, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(given)
+
+
+def test_what_a_resume_may_change():
+    free = {name for name, setting in FIELDS.items() if setting.free}
+    assert free == {"lanes", "data_dir", "require_real_data", "checkpoint_every", "state_memory"}
+    assert {name for name, setting in facts_of(IndexConfig).items() if setting.free} == {"lanes"}
+
+
 def test_clients_and_clients_per_domain_are_not_typed_together():
     given = {"partition": "by-domain", "clients_per_domain": 2, "clients": 12}
     assert make_config(given).clients == 12  # as a saved configuration has them
@@ -128,9 +173,20 @@ def test_clients_and_clients_per_domain_are_not_typed_together():
         make_config(given, flags=given)
 
 
-def test_every_field_says_what_it_is():
-    assert all(f.metadata["help"] for f in FIELDS.values())
-    assert dataclasses.is_dataclass(RunConfig)
+@pytest.mark.parametrize("kind", [RunConfig, IndexConfig])
+def test_every_field_says_what_it_is(kind):
+    for name, setting in facts_of(kind).items():  # which refuses a field without facts
+        assert setting.name == name
+        assert setting.help
+        assert setting.section
+        assert setting.affects & (Affects.RESULT | Affects.BITS | Affects.PLACE), name
+        assert set(setting.needs) <= set(facts_of(kind)), name
+        check(setting, setting.default)
+        for other, allowed in setting.needs.items():
+            assert set(allowed) <= set(facts_of(kind)[other].choices), name
+
+
+def test_a_configuration_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         RunConfig().rounds = 3  # type: ignore[misc]
 
@@ -138,7 +194,8 @@ def test_every_field_says_what_it_is():
 def test_settings_of_dsa_ign_go_with_it_alone():
     given = {"improve": ["local"], "index_omit_loss": ["div"]}
     assert make_config(given).index_omit_loss == ("div",)
-    with pytest.raises(ConfigError, match="go with index = dsa-ign, not feature-average"):
+    refused = "index_omit_loss = div has no effect with index = feature-average; it goes with"
+    with pytest.raises(ConfigError, match=f"{refused} index = dsa-ign"):
         make_config(given | {"index": "feature-average"})
     with pytest.raises(ConfigError, match="index_decoder = mlp has no effect with improve"):
         make_config({"index_decoder": "mlp"})

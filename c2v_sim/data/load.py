@@ -23,7 +23,6 @@ DATASETS: dict[str, Source] = {
     "domainnet": domainnet.SOURCE,
     "pacs": pacs.SOURCE,
 }
-OWN_CLIENTS = tuple(name for name, source in DATASETS.items() if source.own_clients)
 
 
 def default_data_dir() -> Path:

@@ -24,24 +24,26 @@ from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.index.plots import plot_all
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, new_path
-from c2v_sim.run.index import DATA, SETTINGS, directory_settings, shown_training
-from c2v_sim.run.settings import whole_or_auto
+from c2v_sim.run.index import FEDERATION, SETTINGS, directory_settings, shown_training
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail
 from c2v_sim.system.files import new_directory, write_atomically
+from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.settings import facts_of, overlay
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
 CHECKPOINT = "training.safetensors"
-INDEX_FIELDS = {f.name: f for f in dataclasses.fields(IndexConfig)}
-LISTS = [name for name, f in INDEX_FIELDS.items() if f.type == tuple[str, ...]]
-FREE_ON_RESUME = {"lanes", "data_dir"}
+INDEX_FIELDS = facts_of(IndexConfig)
+USAGE = "c2v_sim.index [--out DIR | --resume DIR] [--plot [FILE]] [settings]"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(everything: bool = False) -> argparse.ArgumentParser:
     """One flag for every setting of the federation and of the index."""
     text = (__doc__ or "").split("\n\n")[0]
-    out = argparse.ArgumentParser(prog="c2v_sim.index", description=text)
+    out = new_parser(
+        lambda: parser(everything=True), prog="c2v_sim.index", description=text, usage=USAGE
+    )
     out.add_argument("--out", type=Path, metavar="DIR", help="directory; must not exist yet")
     out.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted one")
     out.add_argument(
@@ -52,70 +54,36 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="pictures beside the index; with FILE: only the pictures of that saved index",
     )
-    data = out.add_argument_group("the federation, as in c2v_sim.run")
-    index = out.add_argument_group("the index")
-    for group, known in ((data, {n: FIELDS[n] for n in DATA}), (index, INDEX_FIELDS)):
-        for f in known.values():
-            if group is index and f.name in DATA:
-                continue
-            add_flag(group, f)
+    known = {name: FIELDS[name] for name in FEDERATION if name not in INDEX_FIELDS} | INDEX_FIELDS
+    defaults = vars(RunConfig()) | vars(IndexConfig())
+    add_flags(out, known.values(), defaults, everything)
     return out
-
-
-def add_flag(group: argparse._ArgumentGroup, f: dataclasses.Field) -> None:
-    default = f.default or (() if f.type == tuple[str, ...] else f.default)
-    shown = " ".join(default) or "none" if isinstance(default, tuple) else default
-    text = f.metadata["help"] + (f" (default: {shown})" if shown != "" else "")
-    common: dict[str, Any] = {"default": None, "help": text, "dest": f.name}
-    flag = "--" + f.name.replace("_", "-")
-    if f.type is bool:
-        group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-        return
-    common["choices"] = f.metadata["choices"]
-    if f.type == tuple[str, ...]:
-        group.add_argument(flag, nargs="+", **common)
-    else:
-        group.add_argument(flag, type=whole_or_auto if f.name == "lanes" else f.type, **common)
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, IndexConfig]:
     """The two configurations: of the federation, and of the index."""
-    typed = {k: v for k, v in vars(arguments).items() if v is not None}
-    data = {k: v for k, v in typed.items() if k in DATA}
-    index: dict[str, Any] = {
-        k: tuple(v) if k in LISTS else v for k, v in typed.items() if k in INDEX_FIELDS
-    }
+    data, index = typed(arguments, FEDERATION), typed(arguments, INDEX_FIELDS)
     if arguments.resume is None:
-        return make_config(data, flags=data), IndexConfig(**index)
-    if arguments.out is not None:
-        raise ConfigError(f"--resume takes its settings from {arguments.resume}: leave out --out")
+        return make_config(data, flags=data), overlay(IndexConfig(), index)
     saved = read_settings(arguments.resume)
-    changed = [
-        f"{name} (was {saved[name]}, now {value})"
-        for name, value in (data | index).items()
-        if name not in FREE_ON_RESUME and saved[name] != (list(value) if name in LISTS else value)
-    ]
-    if changed:
-        raise ConfigError(f"--resume {arguments.resume}: other settings: {'; '.join(changed)}")
-    merged = saved | data | index
-    run = make_config({k: merged[k] for k in DATA})
-    lists = {k: tuple(merged[k]) for k in LISTS}
-    return run, IndexConfig(**{k: merged[k] for k in INDEX_FIELDS} | lists)
+    wanted = make_config(data, saved[0]), overlay(saved[1], index)
+    check_resume(arguments, (saved[0], wanted[0]), (saved[1], wanted[1]))
+    return wanted
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
+    """The settings with which an index was begun; one that did not exist then is the default."""
     try:
-        settings = json.loads((folder / SETTINGS).read_text())
-        missing = (set(DATA) | set(INDEX_FIELDS)) - set(settings)
-    except (OSError, ValueError) as error:
+        saved: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
+        data = {name: saved[name] for name in FEDERATION if name in saved}
+        index = {name: value for name, value in saved.items() if name not in data or name == "seed"}
+    except (OSError, ValueError, TypeError) as error:
         raise ConfigError(
             f"--resume {folder}: no {SETTINGS} can be read there ({error})"
         ) from error
-    if missing:
-        raise ConfigError(f"--resume {folder}: {SETTINGS} lacks {', '.join(sorted(missing))}")
     if (folder / INDEX).exists():
         raise ConfigError(f"--resume {folder}: {INDEX} is there already, nothing is left to do")
-    return settings
+    return make_config(data, shared=FIELDS), overlay(IndexConfig(), index)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,6 +35,7 @@ from c2v_sim.index.naive import NAIVE, feature_average
 from c2v_sim.index.quality import quality
 from c2v_sim.index.training import OnPoint, Pairs, train_network
 from c2v_sim.system.machine import choose_device, intra_op_threads
+from c2v_sim.system.settings import fixed
 
 EVAL_BATCH = 512
 
@@ -95,8 +96,7 @@ def cache_path(
     federation: Federation, config: IndexConfig, embeddings: Embeddings, data_dir: Path | str
 ) -> Path:
     """Where the index of these settings is cached."""
-    settings = dataclasses.asdict(config) | {"device": choose_device(config.device).type}
-    settings.pop("lanes")  # any number of them gives the same bits
+    settings = fixed(config) | {"device": choose_device(config.device).type}
     facts = [FORMAT, federation_facts(federation), embeddings.sha256, settings]
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder(data_dir) / "indices" / f"{name}.safetensors"

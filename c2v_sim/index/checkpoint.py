@@ -19,10 +19,9 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, loss_weights
 from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.settings import Affects, facts_of, names_affecting
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
-# Settings that may differ from the checkpoint's: they do not decide the bits on the way.
-FREE_ON_RESUME = ("lanes", "device", "epochs", "patience", "tolerance")
 
 
 @dataclass
@@ -51,8 +50,9 @@ class Training:
 
 
 def fingerprint(config: IndexConfig, identity: str) -> dict[str, str]:
-    """Everything that decides the bits of a training, to recognise a foreign checkpoint."""
-    settings = {k: json.dumps(v) for k, v in asdict(config).items() if k not in FREE_ON_RESUME}
+    """Everything that decides the bits on the way, to recognise a foreign checkpoint."""
+    free = names_affecting(IndexConfig, Affects.PLACE | Affects.LENGTH)
+    settings = {k: json.dumps(v) for k, v in asdict(config).items() if k not in free}
     return settings | {"data": identity}
 
 
@@ -96,7 +96,9 @@ def load_training(path: Path, training: Training, settings: dict[str, str]) -> N
     """Bring `training` back to the saved state; a checkpoint of another training is refused."""
     try:
         with safe_open(str(path), framework="pt") as file:
-            about = file.metadata() or {}
+            now = facts_of(IndexConfig)  # a setting that did not exist then had its default
+            defaults = {name: json.dumps(setting.default) for name, setting in now.items()}
+            about = defaults | (file.metadata() or {})
             differing = [name for name, value in settings.items() if about.get(name) != value]
             if differing:
                 values = [f"{n}: {about.get(n)} there, {settings[n]} now" for n in differing]

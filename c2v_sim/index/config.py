@@ -1,56 +1,98 @@
-"""The settings of a client index: one frozen dataclass that, with a federation, reproduces it."""
+"""The settings of a client index: one frozen dataclass that, with a federation, reproduces it.
 
-import math
-from dataclasses import dataclass, fields
+Each field is also a setting of a run, `index_<name>` there (config.py); those that are `shared`
+are the run's own.
+"""
 
-from c2v_sim.config import DEVICES, STRATEGIES, RunConfig, check_field, option
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
 from c2v_sim.index.dsa_ign import DECODERS, HIDDEN, LOSSES, loss_weights
 from c2v_sim.index.encoders import ENCODERS, make_encoder
 from c2v_sim.index.encoders.encoder import Encoder
 from c2v_sim.index.naive import NAIVE
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.machine import DEVICES
+from c2v_sim.system.settings import (
+    NOTHING_MORE,
+    PAPER,
+    POSITIVE,
+    Affects,
+    Section,
+    check_all,
+    facts_of,
+)
 
+RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
 KINDS = ("dsa-ign", *NAIVE)  # those that exist before training
+STRATEGIES = ("global", "federated")
+IMPROVEMENTS = ("sampling", "aggregation", "local")  # what an index is for in a run
+
+of_index = Section("client index", RESULT)
+of_network = Section("DSA-IGN, the network of the client index", RESULT)
+of_clip = of_index.needing(encoder="clip")
+of_dsa_ign = of_network.needing(index="dsa-ign")
+of_global = of_dsa_ign.needing(strategy="global")
+of_federated = of_dsa_ign.needing(strategy="federated")
+of_machine = Section("seed and machine")
+of_server = of_machine.needing(index="dsa-ign", strategy="global")
 
 
 @dataclass(frozen=True)
 class IndexConfig:
     """How a client index is made; the defaults are the specification's."""
 
-    index: str = option("dsa-ign", "kind of index", KINDS)
-    encoder: str = option("builtin", "what embeds images and labels", tuple(ENCODERS))
-    clip_model: str = option("", "open_clip's model (encoder clip); empty: ViT-B-32")
-    clip_weights: str = option("", "its pretrained tag or a checkpoint file; empty: the default")
-    strategy: str = option("global", "who trains DSA-IGN", STRATEGIES)
-    epochs: int = option(500, "E: epochs, or local epochs in all (federated)", least=1)
-    decoder: str = option("linear", "how DSA-IGN restores its input", DECODERS)
-    omit_loss: tuple[str, ...] = option((), "losses left out of the sum", LOSSES)
-    batch_size: int = option(128, "pairs a step", least=2)
-    index_lr: float = option(1e-3, "learning rate of Adam")
-    dropout: float = option(0.1, "dropout of the encoder layers; 0 is faster", least=0.0)
-    hidden: int = option(HIDDEN, "hidden units of the feed-forward layers", least=1)
-    upload: int = option(128, "pairs that a client uploads (global)", least=1)
-    participation: float = option(0.1, "share of the clients in a round (federated)")
-    local_epochs: int = option(10, "epochs a client trains in a round (federated)", least=1)
-    patience: int = option(
-        0, "epochs or rounds without progress before stopping; 0: never", least=0
+    index: str = of_index("dsa-ign", "kind of index", choices=KINDS, common=True)
+    encoder: str = of_index(
+        "builtin", "what embeds images and labels", choices=ENCODERS, common=True, told=PAPER
     )
-    tolerance: float = option(1e-3, "smaller gains of the total loss are no progress", least=0.0)
-    max_samples: int = option(0, "samples of a client that are embedded and used; 0: all", least=0)
-    threads: int = option(2, "threads of the server (global); decides the last bits", least=1)
-    seed: int = option(0, "seed of initialisation, uploads, shuffling and cohorts", least=0)
-    lanes: int = option(0, "clients trained at the same time; 0: one a core", least=0)
-    device: str = option("auto", "where to train", DEVICES)
+    clip_model: str = of_clip("", "open_clip's model; empty: ViT-B-32", told=PAPER)
+    clip_weights: str = of_clip("", "its pretrained tag or a file; empty: openai", told=PAPER)
+    strategy: str = of_index("global", "who trains DSA-IGN", PACE, choices=STRATEGIES, common=True)
+    # epochs and dropout do not need dsa-ign: saved runs with other indices hold them.
+    epochs: int = of_network(
+        500, "E: epochs, or local epochs in all (federated)", LENGTH, least=1, common=True
+    )
+    decoder: str = of_dsa_ign("linear", "how it restores its input", PACE, choices=DECODERS)
+    omit_loss: tuple[str, ...] = of_dsa_ign((), "losses left out of the sum", choices=LOSSES)
+    batch_size: int = of_dsa_ign(128, "pairs per step", PACE, least=2)
+    index_lr: float = of_dsa_ign(1e-3, "learning rate of Adam", **POSITIVE)
+    dropout: float = of_network(
+        0.1, "dropout of the encoder layers; 0 is faster", PACE, least=0.0, below=1.0
+    )
+    hidden: int = of_dsa_ign(HIDDEN, "hidden units of the feed-forward layers", PACE, least=1)
+    upload: int = of_global(128, "pairs that a client uploads (global)", least=1)
+    participation: float = of_federated(0.1, "share of the clients in a round", above=0.0, most=1.0)
+    local_epochs: int = of_federated(10, "epochs per client and round", least=1)
+    patience: int = of_dsa_ign(
+        0, "epochs or rounds without progress before stopping; 0: never", LENGTH, least=0
+    )
+    tolerance: float = of_dsa_ign(
+        1e-3, "smaller gains of the total loss are no progress", LENGTH, least=0.0
+    )
+    max_samples: int = of_index(0, "samples per client that are embedded and used; 0: all", least=0)
+    threads: int = of_server(
+        2, "threads of the server (global); decides the last bits", BITS | PACE, least=1
+    )
+    seed: int = of_machine(
+        0, "of everything that is drawn", BITS, least=0, shared=True, common=True
+    )
+    lanes: int = of_machine(
+        0,
+        "clients trained at once; 0: one per core",
+        PLACE,
+        least=0,
+        auto=True,
+        shared=True,
+        common=True,
+    )
+    device: str = of_machine(
+        "auto", "where to train", BITS | PLACE | PACE, choices=DEVICES, shared=True
+    )
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            check_field(f, getattr(self, f.name))
-        if not self.index_lr > 0.0 or not math.isfinite(self.index_lr):
-            raise ConfigError(f"index_lr must be a positive number, got {self.index_lr}")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ConfigError(f"dropout must be in [0, 1), got {self.dropout}")
-        if not 0.0 < self.participation <= 1.0:
-            raise ConfigError(f"participation must be in (0, 1], got {self.participation}")
+        check_all(self)
         if (self.clip_model or self.clip_weights) and self.encoder != "clip":
             raise ConfigError(
                 f"clip_model and clip_weights go with encoder = clip, not {self.encoder}"
@@ -74,20 +116,37 @@ class IndexConfig:
             raise ConfigError(str(error)) from error
 
 
-def index_settings(config: RunConfig) -> IndexConfig:
-    """The index that a run needs; everything that RunConfig does not name is the default."""
-    return IndexConfig(
-        index=config.index,
-        encoder=config.index_encoder,
-        clip_model=config.index_clip_model,
-        clip_weights=config.index_clip_weights,
-        strategy=config.index_strategy,
-        epochs=config.index_epochs,
-        decoder=config.index_decoder,
-        omit_loss=config.index_omit_loss,
-        dropout=config.index_dropout,
-        max_samples=config.index_max_samples,
-        seed=config.seed,
-        lanes=config.lanes,
-        device=config.device,
-    )
+# ---- as settings of a run --------------------------------------------------------------------
+
+T = TypeVar("T")
+_OWN = facts_of(IndexConfig)
+
+
+def name_in_run(name: str) -> str:
+    """The name that a run has for a setting of its index."""
+    same = _OWN[name].shared or name.startswith("index")
+    return name if same else f"index_{name}"
+
+
+def field_in_run(name: str, affects: Affects = NOTHING_MORE, **facts: Any) -> Any:
+    """The field of a run for a setting of its index, with more `affects` and other `facts`."""
+    setting = _OWN[name]
+    needs = {name_in_run(other): allowed for other, allowed in setting.needs.items()}
+    needs["improve"] = IMPROVEMENTS
+    affects |= setting.affects & (RESULT | BITS | PLACE) | INDEX
+    facts = {"common": False} | facts  # a run has common settings enough
+    return dataclasses.replace(setting, needs=needs, affects=affects, **facts).as_field()
+
+
+def with_index_settings(kind: type[T]) -> type[T]:
+    """A class that is to be a dataclass, with the settings of an index that it lacks put after
+    its `index_strategy`."""
+    annotations: dict[str, Any] = {}
+    for name, annotation in kind.__annotations__.items():
+        annotations[name] = annotation
+        missing = [own for own in _OWN if name_in_run(own) not in kind.__annotations__]
+        for own in missing if name == "index_strategy" else ():
+            annotations[name_in_run(own)] = _OWN[own].type
+            setattr(kind, name_in_run(own), field_in_run(own))
+    kind.__annotations__ = annotations
+    return kind

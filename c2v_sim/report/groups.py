@@ -10,15 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from c2v_sim.config import FREE_ON_RESUME, NEEDS, make_config
-from c2v_sim.index.config import index_settings
+from c2v_sim.config import FIELDS, RunConfig, index_settings, make_config
+from c2v_sim.index.config import IndexConfig
 from c2v_sim.report.runs import Unstarted
 from c2v_sim.run.reader import Run
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.settings import REPORT, facts_of, unmet_need
 
-# Settings on which the result does not depend, the seed, and a file: the manifest says what was
-# in it.
-NOT_COMPARED = FREE_ON_RESUME | {"seed", "device", "index_file"}
+# Settings on which the result does not depend but for chance, and a file of which the manifest says
+# what was in it.
+NOT_COMPARED = {name for name, setting in FIELDS.items() if not setting.compared_in(REPORT)}
+DEFAULTS = json.loads(json.dumps(dataclasses.asdict(RunConfig())))  # of what a run was not told
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,12 +85,13 @@ def compared(run: Run | Unstarted, data: Mapping[str | None, str]) -> dict[str, 
 
     `data` names the data of a run that did not come to load it, by the data set it asked for.
     """
-    facts = {fact_name(n): v for n, v in run.config.items() if n not in NOT_COMPARED}
+    settings = DEFAULTS | run.config
+    facts = {fact_name(n): v for n, v in settings.items() if n not in NOT_COMPARED}
     asked = run.config.get("dataset")
     facts["data"] = run.manifest["data"]["name"] if isinstance(run, Run) else data.get(asked, asked)
-    own = {"seed", "lanes", "threads", "device"}
+    own = facts_of(IndexConfig)
     for name, value in index_made(run).items():  # an index from a file has settings of its own
-        if name not in own:
+        if name not in own or own[name].compared_in(REPORT):
             facts["index" if name == "index" else f"index {name.removeprefix('index_')}"] = value
     return facts
 
@@ -121,10 +124,7 @@ def has_effect(name: str, facts: dict[str, Any]) -> bool:
     """Whether the other settings let this one do something."""
     if name.startswith("index"):
         return bool(facts.get("improve")) and name in facts  # unknown: no difference
-    other, allowed = NEEDS.get(name, (name, None))
-    value = facts.get(other)
-    values = value if isinstance(value, list) else [value]
-    return allowed is None or bool(set(values) & set(allowed))
+    return name not in FIELDS or unmet_need(FIELDS[name], facts.get) is None
 
 
 def group_label(facts: dict[str, Any], differing: list[str]) -> str:

@@ -5,21 +5,20 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from c2v_sim.config import RunConfig
+from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.index.build import index_embeddings, obtain_index
-from c2v_sim.index.config import IndexConfig, index_settings
+from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.index.training import OnPoint
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.progress import IndexProgress
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.settings import Affects, names_affecting
 
 CHECKPOINT = "index_training.safetensors"
 SETTINGS = "settings.json"  # of a directory in which `python -m c2v_sim.index` works
 # The settings of a run that say what the federation is.
-DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size", "clients"]
-DATA += ["sample_fraction", "min_samples", "train_fraction"]
-DATA += ["partition", "alpha", "lda", "shards_per_client", "clients_per_domain", "seed"]
+FEDERATION = names_affecting(RunConfig, Affects.DATA | Affects.CLIENTS)
 
 
 def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | None:
@@ -75,4 +74,4 @@ def shown_training(settings: IndexConfig) -> Iterator[OnPoint]:
 
 def directory_settings(config: RunConfig, settings: IndexConfig) -> dict[str, object]:
     """What SETTINGS holds: the federation and the index."""
-    return {name: getattr(config, name) for name in DATA} | asdict(settings)
+    return {name: getattr(config, name) for name in FEDERATION} | asdict(settings)

@@ -8,27 +8,27 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from c2v_sim.config import (
-    FIELDS,
-    FREE_ON_RESUME,
-    PRESETS,
-    RunConfig,
-    make_config,
-    preset,
-    read_toml,
-    saved_config,
-)
+from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_config
 from c2v_sim.run import files as run_directory
+from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
+
+ABOUT = """One federated run. Settings come from a preset (quick unless --preset or --config is
+given), then --config, then flags. The defaults shown are those of the preset quick; --print-config
+shows what is in force."""
+USAGE = "c2v_sim.run [--config FILE] [--out DIR | --resume DIR] [settings]"
 
 
-def parser() -> argparse.ArgumentParser:
+def parser(everything: bool = False) -> argparse.ArgumentParser:
     """One flag for every field of RunConfig, and those about the run itself."""
-    text = "One federated run. Settings come from a preset, then --config, then flags."
-    usage = "c2v_sim.run [--preset NAME] [--config FILE] [--out DIR | --resume DIR] [settings]"
-    out = argparse.ArgumentParser(prog="c2v_sim.run", description=text, usage=usage)
-    out.add_argument("--preset", choices=PRESETS, help="base settings (default: quick)")
+    out = new_parser(
+        lambda: parser(everything=True), prog="c2v_sim.run", description=ABOUT, usage=USAGE
+    )
+    out.add_argument(
+        "--preset", choices=PRESETS, metavar="NAME", help=f"base settings: {', '.join(PRESETS)}"
+    )
     out.add_argument("--config", type=Path, metavar="FILE", help="TOML file of settings")
     out.add_argument("--print-config", action="store_true", help="show the settings and stop")
     out.add_argument("--out", type=Path, metavar="DIR", help="run directory; must not exist yet")
@@ -39,60 +39,32 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help=f"write event files for TensorBoard into <run directory>/{FOLDER}",
     )
-    settings = out.add_argument_group("settings (defaults: see --print-config)")
-    for f in FIELDS.values():
-        flag, text = "--" + f.name.replace("_", "-"), f.metadata["help"]
-        common: dict[str, Any] = {"default": None, "help": text, "dest": f.name}
-        if f.type is bool:
-            settings.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
-        elif f.type == tuple[str, ...]:
-            settings.add_argument(flag, nargs="*", choices=f.metadata["choices"], **common)
-        else:
-            kind = whole_or_auto if f.name == "lanes" else f.type
-            settings.add_argument(flag, type=kind, choices=f.metadata["choices"], **common)
+    add_flags(out, FIELDS.values(), vars(preset(PRESETS[0])), everything)
     return out
-
-
-def whole_or_auto(text: str) -> int:
-    """A number of lanes; `auto` is 0."""
-    if text != "auto" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"must be a whole number or auto, got {text!r}")
-    return 0 if text == "auto" else int(text)
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     """The configuration and a label that says where it came from."""
-    typed = {k: v for k, v in vars(arguments).items() if k in FIELDS and v is not None}
+    given = typed(arguments, FIELDS)
     if arguments.resume is not None:
-        return resumed_settings(arguments, typed), "resumed"
-    given = read_toml(arguments.config) if arguments.config else {}
-    label = arguments.preset or ("" if arguments.config else "quick")
+        return resumed_settings(arguments, given), "resumed"
+    in_file = read_toml(arguments.config) if arguments.config else {}
+    label = arguments.preset or ("" if arguments.config else PRESETS[0])
     base = preset(label) if label else RunConfig()
     label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
     label = arguments.label or label
-    config = make_config(given | typed, base, flags=typed)
-    untouched = make_config(given, base)
-    changed = [k for k in typed if typed[k] != getattr(untouched, k) and k not in FREE_ON_RESUME]
+    config = make_config(in_file | given, base, flags=given)
+    untouched = make_config(in_file, base)
+    changed = [k for k in given if given[k] != getattr(untouched, k) and not FIELDS[k].free]
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
 
 
-def resumed_settings(arguments: argparse.Namespace, typed: dict[str, Any]) -> RunConfig:
+def resumed_settings(arguments: argparse.Namespace, given: dict[str, Any]) -> RunConfig:
     """The settings of the run in --resume; other ones are refused by name."""
-    folder = arguments.resume
-    if not (folder / run_directory.CONFIG).is_file():
-        raise ConfigError(
-            f"--resume {folder}: no run directory ({run_directory.CONFIG} is not there)"
-        )
-    for name in ("preset", "config", "out"):
-        if getattr(arguments, name) is not None:
-            raise ConfigError(f"--resume takes its settings from {folder}: leave out --{name}")
-    saved = saved_config(folder / run_directory.CONFIG)
-    wanted = make_config(typed, saved)
-    changed = [
-        f"{name} (was {getattr(saved, name)}, now {getattr(wanted, name)})"
-        for name in FIELDS
-        if getattr(saved, name) != getattr(wanted, name) and name not in FREE_ON_RESUME
-    ]
-    if changed:
-        raise ConfigError(f"--resume {folder}: the run has other settings: {'; '.join(changed)}")
+    file = arguments.resume / run_directory.CONFIG
+    if not file.is_file():
+        raise ConfigError(f"--resume {file.parent}: no run directory ({file.name} is not there)")
+    saved = saved_config(file)
+    wanted = make_config(given, saved)
+    check_resume(arguments, (saved, wanted), without=("preset", "config", "out"))
     return wanted

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim.algorithms import ALGORITHMS, Algorithm
-from c2v_sim.config import RunConfig
+from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
-from c2v_sim.index.config import index_settings
 from c2v_sim.models import logits
 from c2v_sim.simulator.classifier_index import ClassifierIndex
 from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import tomli_w
 
-from c2v_sim.config import FIELDS, FREE_ON_RESUME
+from c2v_sim.config import FIELDS
 from c2v_sim.run.files import write_text
 from c2v_sim.sweep.estimate import estimate
 from c2v_sim.sweep.file import SWEEP, Cell, Sweep, read_sweep, state
@@ -35,6 +35,7 @@ from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import LOCK, in_use
 from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.system.settings import changes
 from c2v_sim.system.text import duration
 
 
@@ -100,11 +101,8 @@ def check_same(out: Path, sweep: Sweep) -> None:
     now = {cell.name: cell.config for cell in sweep.cells}
     differing = [f"cell {name} is not in this one" for name in saved.keys() - now.keys()]
     for name in saved.keys() & now.keys():
-        differing += [
-            f"{key} of cell {name} (was {getattr(saved[name], key)}, now {getattr(now[name], key)})"
-            for key in FIELDS
-            if getattr(saved[name], key) != getattr(now[name], key) and key not in FREE_ON_RESUME
-        ]
+        changed = changes(saved[name], now[name])
+        differing += [f"{key} of cell {name} {values}" for key, values in changed.items()]
     if differing:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise ConfigError(

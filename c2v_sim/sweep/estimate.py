@@ -20,20 +20,19 @@ from pathlib import Path
 
 import numpy as np
 
-from c2v_sim.config import RunConfig
+from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.build import cache_folder, cache_path, index_embeddings
-from c2v_sim.index.config import IndexConfig, index_settings
+from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import embed_dataset, is_cached
 from c2v_sim.run.build import build_federation
 from c2v_sim.run.files import count_rounds
 from c2v_sim.sweep.file import Cell, cell_folder
 from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, python
 from c2v_sim.sweep.probe import Pace, cut, pair_seconds, probe
+from c2v_sim.sweep.progress import kind
+from c2v_sim.system.settings import Affects, values_affecting
 from c2v_sim.training.sampling import cohort_size
-
-KIND = ["dataset", "model", "norm", "algorithm", "batch_size", "augment", "index", "clients"]
-KIND += ["train_size", "clients_per_domain", "participation", "partition"]
 
 
 def start_seconds() -> float:
@@ -66,11 +65,11 @@ def estimate(out: Path, cells: list[Cell], users: dict[str, list[Cell]], at_once
     first_user = {using[0].name: key for key, using in users.items()}
     for cell in cells:
         federation, config = build_federation(cell.config)
-        kind = ("local" in config.improve, *(getattr(config, name) for name in KIND))
-        if kind not in paces:
-            paces[kind] = probe(federation, config, at_once)
+        pace = kind(config, Affects.PACE)
+        if pace not in paces:
+            paces[pace] = probe(federation, config, at_once)
         done = count_rounds(cell_folder(out, cell))
-        times[cell.name] = start + cell_seconds(federation, config, paces[kind], done)
+        times[cell.name] = start + cell_seconds(federation, config, paces[pace], done)
         if cell.name in first_user:
             key = first_user[cell.name]
             indices[key] = start + index_seconds(federation, config, steps)
@@ -108,10 +107,10 @@ def index_seconds(federation: Federation, config: RunConfig, steps: dict[tuple, 
         seconds = rate * len(chosen.y_train)
     if settings.index != "dsa-ign":
         return seconds
-    kind = (settings.strategy, settings.decoder, settings.dropout > 0)
-    if kind not in steps:
-        steps[kind] = as_an_index_is_built(pair_seconds, settings)
-    return seconds + steps[kind] * (pairs_trained(limited, settings) + len(chosen.y_train) / 3)
+    pace = values_affecting(settings, Affects.PACE)
+    if pace not in steps:
+        steps[pace] = as_an_index_is_built(pair_seconds, settings)
+    return seconds + steps[pace] * (pairs_trained(limited, settings) + len(chosen.y_train) / 3)
 
 
 def pairs_trained(federation: Federation, settings: IndexConfig) -> float:

@@ -37,9 +37,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from c2v_sim.config import FIELDS, RunConfig, make_config, preset
-from c2v_sim.index.config import index_settings
+from c2v_sim.config import FIELDS, RunConfig, index_settings, make_config
 from c2v_sim.run.files import JsonObject
+from c2v_sim.run.presets import preset
 from c2v_sim.run.reader import run_state
 from c2v_sim.sweep.shipped import shipped_sweeps, shipped_text
 from c2v_sim.sweep.tables.layout import Table, make_table

@@ -8,29 +8,25 @@ import torch
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import Dataset
+from c2v_sim.data.load import DATASETS
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.models import logits
 from c2v_sim.run.build import load_data
 from c2v_sim.simulator.model import assemble
 from c2v_sim.sweep.file import Cell
+from c2v_sim.system.settings import Affects, values_affecting
 from c2v_sim.training.memory import lane_bytes
 from c2v_sim.training.sampling import cohort_size
 
 PROCESS = 450_000_000  # bytes of Python with torch, measured
 ROWS = {"feddyn": 1, "moon": 1}  # rows that each client keeps
-# The settings that decide which samples are loaded, and the data sets that a seed takes part in.
-DATA = ["dataset", "data_dir", "require_real_data", "train_size", "test_size"]
-DATA += ["sample_fraction", "min_samples", "train_fraction"]
-SIZE = ["model", "norm", "algorithm", "batch_size", "lanes", "participation", "rounds"]
-SIZE += ["clients", "clients_per_domain", "improve", "index"]
-CHOSEN_BY_SEED = ("shakespeare", "domainnet")
 
 
 def data_key(config: RunConfig) -> tuple:
     """The same for cells with the same data set."""
-    seed = config.seed if config.dataset in CHOSEN_BY_SEED else 0
-    return (seed, *(getattr(config, name) for name in DATA))
+    seed = config.seed if DATASETS[config.dataset].chosen_by_seed else 0
+    return (seed, *values_affecting(config, Affects.DATA))
 
 
 def memory_needs(cells: list[Cell]) -> dict[str, int]:
@@ -45,7 +41,7 @@ def memory_needs(cells: list[Cell]) -> dict[str, int]:
         known: dict[tuple, int] = {}
         for cell in alike:
             config = cell.config
-            key = tuple(getattr(config, name) for name in SIZE)
+            key = values_affecting(config, Affects.MEMORY)
             if key not in known:
                 known[key] = expected_bytes(config, dataset)
             needs[cell.name] = known[key]

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from tqdm import tqdm
 
@@ -16,18 +16,16 @@ from c2v_sim.config import RunConfig
 from c2v_sim.run.files import count_rounds
 from c2v_sim.sweep.file import Cell, cell_folder
 from c2v_sim.sweep.jobs import Job
+from c2v_sim.system.settings import Affects, Value, values_affecting
 from c2v_sim.system.text import duration
 
-# What decides how long a round takes.
-KIND = ["dataset", "train_size", "clients", "clients_per_domain", "model", "algorithm"]
-KIND += ["participation", "local_epochs", "batch_size", "eval_every"]
 SECONDS_BETWEEN_UPDATES = 1.0
 SECONDS_BETWEEN_LINES = 60.0  # where there is no terminal
 
 
-def kind(config: RunConfig) -> tuple[Any, ...]:
-    """The same for runs whose rounds take equally long."""
-    return ("local" in config.improve, *(getattr(config, name) for name in KIND))
+def kind(config: RunConfig, what: Affects = Affects.PACE | Affects.WORK) -> tuple[Value, ...]:
+    """The same for runs whose rounds (or with PACE alone: steps) take equally long."""
+    return ("local" in config.improve, *values_affecting(config, what))
 
 
 class SweepProgress:
@@ -41,7 +39,7 @@ class SweepProgress:
         self.failed = 0
         self.last_update, self.last_line = 0.0, time.monotonic()
         self.first_seen: dict[str, tuple[float, int]] = {}  # running cell -> when, rounds then
-        self.paces: dict[tuple, list[float]] = {}  # seconds per round
+        self.paces: dict[tuple[Value, ...], list[float]] = {}  # seconds per round
         self.begun = {cell.name: count_rounds(cell_folder(out, cell)) for cell in cells}
         self.rounds = dict(self.begun)  # rounds done
         self.bar = None

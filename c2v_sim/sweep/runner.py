@@ -7,8 +7,7 @@ import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from c2v_sim.config import RunConfig, to_toml
-from c2v_sim.index.config import index_settings
+from c2v_sim.config import RunConfig, index_settings, to_toml
 from c2v_sim.run.failures import failure_file, reason
 from c2v_sim.run.files import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.run.index import SETTINGS, directory_settings
@@ -17,6 +16,7 @@ from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, share
 from c2v_sim.sweep.progress import SweepProgress
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
+from c2v_sim.system.settings import Affects, fixed, values_affecting
 from c2v_sim.system.text import duration, percent
 
 SHARED = "shared"
@@ -27,8 +27,11 @@ def index_key(config: RunConfig) -> str:
     """The same for cells that use the same index; empty where none is to be built."""
     if not config.needs_client_index or config.index_file:
         return ""
-    settings = directory_settings(config, index_settings(config)) | {"lanes": 0}
-    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:16]
+    facts = [
+        fixed(index_settings(config)),
+        values_affecting(config, Affects.DATA | Affects.CLIENTS),
+    ]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def index_folder(out: Path, key: str) -> Path:

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import torch
 
+DEVICES = ("auto", "cpu", "cuda")
 # mallopt's parameters, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST = 2**31 - 1  # mallopt takes a C int

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from c2v_sim.index.config import index_settings
+from c2v_sim.config import index_settings
 from c2v_sim.sweep.file import read_sweep
 from c2v_sim.sweep.shipped import shipped_sweeps
 from c2v_sim.sweep.tables.paper import paper_entry, paper_tables, paper_value

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from c2v_sim.config import RunConfig, preset
+from c2v_sim.config import RunConfig
+from c2v_sim.run.presets import preset
 from c2v_sim.sweep.file import cell_folder, make_sweep, read_sweep
 from c2v_sim.sweep.shipped import shipped_sweeps
 from c2v_sim.system.errors import ConfigError
@@ -133,7 +134,7 @@ TABLE = "[axes]\nlr = [0.1]\nseed = [0]\n[table]\nrows = ['lr']\ncolumns = 'seed
         ("preset = 'huge'\n" + AXIS, "preset must be one of quick, paper"),
         (
             AXIS + "[base]\nimprove = ['sampling']\nindex_dropout = 1.0",
-            r"cell 0: dropout must be in \[0, 1\), got 1.0",
+            r"cell 0: index_dropout must be in \[0, 1\), got 1.0",
         ),
     ],
 )

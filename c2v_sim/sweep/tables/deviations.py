@@ -9,22 +9,19 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from c2v_sim.config import FIELDS, FREE_ON_RESUME, RunConfig
+from c2v_sim.config import FIELDS, RunConfig
+from c2v_sim.index import config as index_config
 from c2v_sim.run.files import JsonObject
 from c2v_sim.sweep.file import Sweep, read_sweep
 from c2v_sim.sweep.tables.layout import SEEDS
 from c2v_sim.sweep.tables.results import CellRun
+from c2v_sim.system.settings import PAPER, Affects
 
 SMALL = "Small-scale run: not a reproduction of the paper"
 SUBSTITUTES = "Run with substitutes: not a reproduction of the paper"
 DATA_NAMES = {"cifar10": "CIFAR10", "domainnet": "DomainNet", "shakespeare": "Shakespeare"}
 PAPER_ENCODER, CLIP = "CLIP ViT-B/32", "clip ViT-B-32/openai"
 PRETRAINED = ("mobilenetv2", "resnet18-imagenet")  # start from ImageNet weights in the paper
-# Compared in words of their own, or without a bearing on the result.
-NOT_SETTINGS = {"dataset", "model", "pretrained", "clients", "clients_per_domain", "index_encoder"}
-NOT_SETTINGS |= {"index_clip_model", "index_clip_weights", "train_size", "test_size"}
-NOT_SETTINGS |= {"seed", "device", "deterministic"} | FREE_ON_RESUME
-OF_INDEX_NETWORK = {"index_epochs", "index_dropout", "index_decoder", "index_omit_loss"}
 WORDS = {
     "lr": "learning rate",
     "eval_every": "rounds between evaluations",
@@ -92,10 +89,10 @@ def compare_run(run: CellRun, paper: RunConfig) -> dict[str, tuple[str, str]]:
     encoder = manifest.get("encoder")
     if encoder:
         out[ENCODER] = (PAPER_ENCODER if encoder == CLIP else encoder, PAPER_ENCODER)
-    for name in FIELDS:
-        of_index = name.startswith("index") and not config.improve
-        of_network = name in OF_INDEX_NETWORK and config.index != "dsa-ign"
-        if not (name in NOT_SETTINGS or of_index or of_network):
+    for name, setting in FIELDS.items():
+        of_index = setting.affects & Affects.INDEX and not config.improve
+        of_network = setting.section == index_config.of_network.title and config.index != "dsa-ign"
+        if setting.compared_in(PAPER) and not (of_index or of_network):
             word = WORDS.get(name, name.replace("_", " "))
             out[word] = (shown(name, getattr(config, name)), shown(name, getattr(paper, name)))
     return out
