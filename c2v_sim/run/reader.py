@@ -87,11 +87,8 @@ def run_state(path: Path) -> str:
 
 def read_run(path: Path, name: str = "") -> Run:
     """One run directory; ValueError names a file that cannot be read."""
-    manifest, done, failed = (
-        read_json(path / run_directory.MANIFEST),
-        path / run_directory.RESULT,
-        failure_file(path),
-    )
+    manifest = read_json(path / run_directory.MANIFEST)
+    done, failed = path / run_directory.RESULT, failure_file(path)
     for section in ("data", "partition", "model"):
         if not isinstance(manifest.get(section), dict):
             raise ValueError(f"{path / run_directory.MANIFEST}: {section!r} is missing")
