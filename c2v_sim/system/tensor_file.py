@@ -5,6 +5,7 @@ The checksum (SHA-256 over name, dtype, shape and bytes of every tensor) is stor
 
 import errno
 import hashlib
+import re
 import sys
 from pathlib import Path
 
@@ -52,8 +53,10 @@ def save(
     with replacing(path, shared=shared) as temporary:
         try:
             save_file(tensors, temporary, metadata=about)
-        except SafetensorError as error:  # a full disk, for example
-            raise OSError(errno.EIO, str(error), str(path)) from error
+        except SafetensorError as error:  # a full disk, for example: its number is in the text
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, str(error), str(path)) from error
 
 
 def write(path: Path, tensors: dict[str, Tensor]) -> None:
