@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from c2v_sim.data.sources import made_up_speech as babble
-from c2v_sim.data.sources import shakespeare
+from c2v_sim.data.sources import made_up_speech, shakespeare
 from c2v_sim.index import __main__ as index
 from c2v_sim.index.client_index import ClientIndex
 
@@ -140,7 +139,7 @@ def test_ctrl_c_and_resume(tmp_path, capsys):
 
 
 def test_an_index_of_roles_from_their_texts(tmp_path, monkeypatch, capsys):
-    few = babble.speech(roles=6, words=200)
+    few = made_up_speech.speech(roles=6, words=200)
     monkeypatch.setattr(shakespeare, "find", lambda folder: (few, "made up"))
     arguments = ["--dataset", "shakespeare", "--sample-fraction", "1", "--max-samples", "16"]
     arguments += ["--epochs", "1", "--hidden", "32", "--threads", "1", "--out", str(tmp_path / "a")]
