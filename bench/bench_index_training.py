@@ -28,7 +28,7 @@ from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import Adam
 
 BATCH = 128
-# Two products of tokens × 32 × 2048 a layer forward, five backward (one makes hidden values again).
+# Two products of tokens × 32 × 2048 per layer forward, five backward (one restores hidden values).
 FLOPS = 7 * LAYERS * 2.0 * BATCH * TOKENS * CHANNELS * HIDDEN
 
 

@@ -155,18 +155,11 @@ def build_index(
         )
         feature = feature_index(network, pairs, partition, config)
         label = (counts.double() @ known.labels.double()).float() / counts.sum(1)[:, None]
-    sizes, domains = torch.from_numpy(federation.partition.sizes), federation.partition.domains
-    index = ClientIndex(
-        feature,
-        label,
-        sizes,
-        counts,
-        None if domains is None else torch.tensor(domains),
-        _provenance(federation, config, known, curve),
-    )
-    index.provenance["quality"] = quality(
-        feature, label, counts, index.domains, control=feature_average(known.images, partition)
-    )
+    about = _provenance(federation, config, known, curve)
+    sizes, domains = torch.from_numpy(federation.partition.sizes), _domains(federation)
+    index = ClientIndex(feature, label, sizes, counts, domains, about)
+    control = feature_average(known.images, partition)
+    index.provenance["quality"] = quality(feature, label, counts, domains, control)
     # Of a resumed training only the last part was seen, which is no answer.
     index.provenance["seconds"] = round(time.perf_counter() - start, 2) if fresh else None
     return index
@@ -188,6 +181,11 @@ def _known_embeddings(
         return given
     kept = limited_ids(federation.partition, config.max_samples, config.seed)
     return dataclasses.replace(given, images=given.images[torch.from_numpy(np.concatenate(kept))])
+
+
+def _domains(federation: Federation) -> Tensor | None:
+    domains = federation.partition.domains
+    return None if domains is None else torch.tensor(domains)
 
 
 def _provenance(

@@ -6,6 +6,7 @@ its place) is stored in the file. `cached` is for tensors that can be made anew.
 
 import errno
 import hashlib
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +55,10 @@ def save(path: Path, tensors: Tensors, about: dict[str, str], *, shared: bool = 
     with replacing(path, shared=shared) as temporary:
         try:
             save_file(tensors, temporary, metadata=about)
-        except SafetensorError as error:  # a full disk, for example
-            raise OSError(errno.EIO, str(error), str(path)) from error
+        except SafetensorError as error:  # a full disk, for example: its number is in the text
+            found = re.search(r"os error (\d+)", str(error))
+            number = int(found[1]) if found else errno.EIO
+            raise OSError(number, str(error), str(path)) from error
 
 
 def write(path: Path, tensors: Tensors, digest: Callable[[Tensors], str] = checksum) -> None:

@@ -1,6 +1,7 @@
 """Stage 3: prompts, the cache (hit, damage, interruption), given encoders and tensors, errors."""
 
 import io
+import shutil
 import sys
 
 import pytest
@@ -14,6 +15,7 @@ from c2v_sim.index.encoders import make_encoder
 from c2v_sim.index.encoders.builtin import BuiltinEncoder
 from c2v_sim.index.encoders.embed import embed_dataset, given_embeddings
 from c2v_sim.index.encoders.prompts import character_prompt, label_prompt, next_character_prompt
+from c2v_sim.system import tensor_file
 
 CLASSES = ("cat", "ice_cream", "owl")
 
@@ -162,6 +164,32 @@ def test_damaged_part_is_done_again(tmp_path, small_parts, capsys):
     embed_dataset(data, rest, **options)
     assert rest.samples == 30 - 8
     assert "is damaged" in capsys.readouterr().err
+
+
+def test_parts_that_another_process_removes_are_no_loss(tmp_path, small_parts, capsys):
+    class Meanwhile(CountingEncoder):
+        def embed_images(self, images):
+            for folder in tmp_path.glob("*.parts"):  # another process was done first
+                shutil.rmtree(folder)
+            return super().embed_images(images)
+
+    data, options = dataset(), {"cache_dir": tmp_path, "progress": False, "batch_size": 8}
+    writes, write = [], tensor_file.save_file
+
+    def vanishing(tensors, path, **about):
+        """The folder of the second part goes away while it is written."""
+        writes.append(path)
+        if len(writes) == 2:
+            shutil.rmtree(path.parent)
+        write(tensors, path, **about)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensor_file, "save_file", vanishing)
+        result = embed_dataset(data, Meanwhile(), **options)
+    assert len(writes) == 4 + 1 + 1  # the second part twice, and the whole
+    assert torch.equal(result.images, embed_dataset(data, CountingEncoder(), cache=False).images)
+    assert capsys.readouterr().err == ""
+    assert [path.suffix for path in tmp_path.iterdir()] == [".safetensors"]
 
 
 def test_folder_that_cannot_be_written_is_one_warning(tmp_path, small_parts, capsys):

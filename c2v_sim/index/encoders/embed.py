@@ -160,11 +160,18 @@ def _text_hash(texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
+def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tensor_file.write(path, tensors)
+
+
 def _store(path: Path, tensors: dict[str, Tensor]) -> bool:
     """Embeddings that cannot be cached are still good, so failure is only a warning."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        tensor_file.write(path, tensors)
+        try:
+            _write(path, tensors)
+        except FileNotFoundError:  # another process was done first and removed the parts
+            _write(path, tensors)
         return True
     except OSError as error:
         print(
