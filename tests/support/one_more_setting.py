@@ -154,11 +154,11 @@ def check_sweep(folder):
     for name in OTHERS:
         config = with_one(name)
         cell = Cell(name, {}, config)
-        pairs = compare_run(CellRun(cell, "not run", folder, config, {}, {}), paper)
+        pairs = compare_run(CellRun(cell, "not run", config, "", None), paper)
         word = name.replace("_", " ")
         assert pairs.get(word) == (None if name == "polish" else ("7", str(FIELDS[name].default)))
     naive = make_config(STEERED | {"index": "feature-average"})
-    pairs = compare_run(CellRun(Cell("", {}, naive), "not run", folder, naive, {}, {}), paper)
+    pairs = compare_run(CellRun(Cell("", {}, naive), "not run", naive, "", None), paper)
     assert "index gloss" not in pairs
 
 
