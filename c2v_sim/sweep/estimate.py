@@ -37,6 +37,7 @@ from c2v_sim.index.encoders.embed import WIDTH, embed_dataset, is_cached
 from c2v_sim.index.training import Pairs, train_network
 from c2v_sim.run.__main__ import build_federation
 from c2v_sim.run.files import ROUNDS
+from c2v_sim.simulator.build import trains_stacked
 from c2v_sim.simulator.evaluation import BATCH
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.sweep.file import Cell, cell_folder
@@ -115,7 +116,7 @@ def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
     """Two rounds, measured in the second: then every client has a past."""
     whole = federation.partition
     cohort = cohort_size(config.participation, whole.clients)
-    stacked = config.model in ("linear", "mlp")  # the cohort trains as one computation
+    stacked = trains_stacked(federation, config)  # the cohort trains as one computation
     lanes = 1 if stacked else min(lanes, whole.clients)
     count = cohort if stacked else lanes
     small = few_clients(federation, count, 2 * config.batch_size, lanes * BATCH)
@@ -127,9 +128,9 @@ def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
     try:
         if config.needs_client_index:
             simulator.use_index(made_up_index(small, simulator))
-        if simulator.algorithm.regulariser is not None:  # as many clients as there really are
-            width = simulator.algorithm.regulariser.index.shape[1]
-            simulator.algorithm.regulariser.index = torch.rand(whole.clients, width)
+        if simulator.regulariser is not None:  # as many clients as there really are
+            width = simulator.regulariser.index.shape[1]
+            simulator.regularise_by(torch.rand(whole.clients, width))
         seconds = simulator.run().final.seconds
     finally:
         simulator.close()
@@ -162,7 +163,7 @@ def cut(dataset: Dataset, split: str, size: int) -> Dataset:
 
 
 def made_up_index(federation: Federation, simulator: Simulator) -> ClientIndex:
-    regulariser = simulator.algorithm.regulariser
+    regulariser = simulator.regulariser
     columns = WIDTH if regulariser is None else regulariser.index.shape[1]
     clients = federation.partition.clients
     return ClientIndex(
