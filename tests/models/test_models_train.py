@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import MODELS, NORMED_MODELS, build_model
+from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.system.seeding import torch_seed
 from c2v_sim.training.arena import Arena, layout_of
 from c2v_sim.training.cohort import train_cohort
@@ -84,7 +85,8 @@ def test_three_steps_equal_torch_optim(name, norm):
     lanes.close()
     assert torch.equal(torch.get_rng_state(), untouched)  # no draw from torch's own generator
     order = torch.from_numpy(np.random.default_rng([7, 3, 2, 3]).permutation(len(ids)))
-    expected = trained_by_torch(model, data, order, torch_seed(7, 2, 3))
+    with intra_op_threads(1):  # as on a lane
+        expected = trained_by_torch(model, data, order, torch_seed(7, 2, 3))
     got = cohort.state_dict(0)
     assert got.keys() == expected.keys()
     for key, value in expected.items():
