@@ -71,7 +71,7 @@ def our_step(dropout: float, d: Tensor, label: Tensor):
     arena = Arena(layout, 1)
     arena.read(network, 0)
     client = LocalClient(network, layout, torch.device("cpu"))
-    client.sit(0, 1, BATCH, arena, seed=0)
+    client.begin_participation(0, 1, BATCH, arena, seed=0)
     update = Adam(1e-3).start(client)
     ones = torch.ones(4)
 

@@ -6,7 +6,7 @@ Both kinds run the same function on the same shared rows: W workers of one intra
 clients from one queue, largest first, train each in its row [P] of a shared arena, and a round
 ends when all rows are written. Threads share the interpreter lock; processes are spawned once,
 and only the numbers of the clients travel. Times of a round alternate, ratios are medians over
-rounds. Stacking (c2v_sim/stacked.py) is left out: it covers linear and small MLP models.
+rounds. Stacking (c2v_sim/training/stacked.py) is left out: it covers linear and small MLP models.
 """
 
 import argparse
@@ -40,7 +40,7 @@ MODELS = {
 }
 
 
-class Seat:
+class Worker:
     """A worker's own module, whose parameters are views into the row that it trains."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -84,12 +84,12 @@ class Shared:
 def work(shared: Shared, jobs: Any, done: Any) -> None:
     """Take (row, client) from `jobs` until None comes; report each row in `done`."""
     torch.set_num_threads(1)
-    seat = Seat(shared.model)
+    worker = Worker(shared.model)
     done.put("ready")
     while (job := jobs.get()) is not None:
         row, client = job
         shared.rows[row].copy_(shared.start)
-        seat.train(shared.rows[row], shared.data, shared.samples[client], shared.batch_size)
+        worker.train(shared.rows[row], shared.data, shared.samples[client], shared.batch_size)
         done.put(row)
 
 
@@ -154,7 +154,7 @@ def main() -> None:
     arguments = parser.parse_args()
     keep_freed_memory()
     print(
-        "| ms a round | 1 thread | threads | processes | × of threads | × of processes to threads |"
+        "| ms per round | 1 thread | threads | processes | × of threads | × processes to threads |"
     )
     print("|---|---:|---:|---:|---:|---:|")
     for name in arguments.models:

@@ -8,7 +8,7 @@ start, then all the next one, in an order that rotates; ratios are medians over 
 times. Each contestant lives in a process of its own that sleeps while the others train: c2v_sim
 calls keep_freed_memory() as its command does, a user of PLAIN or TIGHT does not have it (`--kept`
 adds both baselines with it, in the tables `plain*` and `tight*`). Baselines use torch's default
-number of threads, c2v_sim one thread a lane. Nobody evaluates. Only a quiet machine tells wall
+number of threads, c2v_sim one thread per lane. Nobody evaluates. Only a quiet machine tells wall
 times: threads of a baseline wait for one another, so other load slows them more than lanes. CPU
 seconds bear it better (`OMP_NUM_THREADS=1` then compares one core with one core).
 """
@@ -135,7 +135,7 @@ def sgemm_peak(threads: int) -> float:
 
 
 def compare(key: str, rounds: int, kept: bool) -> dict[str, dict[str, float]]:
-    """Contestant → samples/s, seconds a round, GFLOP/s, share of sgemm peak, peak memory."""
+    """Contestant → samples/s, seconds per round, GFLOP/s, share of sgemm peak, peak memory."""
     case = CASES[key]
     names = [*BASELINES, *SIMULATORS] + (["plain*", "tight*"] if kept else [])
     sizes = federation(case).partition.sizes
@@ -158,7 +158,7 @@ def compare(key: str, rounds: int, kept: bool) -> dict[str, dict[str, float]]:
         rate = float(np.median(np.array(samples[1:]) / taken))
         table[name] = {
             "samples/s": rate,
-            "s a round": float(np.median(taken)),
+            "s per round": float(np.median(taken)),
             "CPU s": float(np.median(cpu[name][1:])),
             "GFLOP/s": flops * rate / 1e9,
             "of sgemm": flops * rate / limits[SIMULATORS.get(name, 2)],

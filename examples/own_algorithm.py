@@ -36,10 +36,9 @@ class Scaffold(Algorithm):
         return torch.ones_like(sizes)  # a plain mean
 
     def finish(self, client, row, origin):
-        config = self.run.config
-        samples = len(self.run.federation.partition.train[client])
-        steps = config.local_epochs * len(self.run.batches(samples))
-        pull = (origin - row)[: self.size] / (steps * config.lr)
+        local, samples = self.run.local, self.run.federation.partition.sizes[client]
+        steps = local.epochs * len(self.run.batches(samples))
+        pull = (origin - row)[: self.size] / (steps * local.optimiser.lr)
         before = self.c_i.read(client, torch.empty_like(self.c))
         after = self.c_i.write(client, before - self.c + pull)
         self.change.add_(after - before)
@@ -51,7 +50,7 @@ class Scaffold(Algorithm):
 
 
 def toy_federation(clients=20, samples=60, classes=5, seed=0) -> Federation:
-    """Points around one centre a class; every client sees a single class."""
+    """Points around one centre per class; every client sees a single class."""
     g = torch.Generator().manual_seed(seed)
     centres = torch.randn(classes, 10, generator=g)
     owner = torch.arange(clients).repeat_interleave(samples)

@@ -25,8 +25,8 @@ class PowerOfChoice:
         self.candidates = candidates
         self.simulator = None  # the run it chooses for; set once that exists
 
-    def __call__(self, seed, round, sizes, k):
-        drawn = by_size(seed, round, sizes, max(k, self.candidates))
+    def __call__(self, seed, t, sizes, k):
+        drawn = by_size(seed, t, sizes, max(k, self.candidates))
         model = copy.deepcopy(self.simulator.model).to(self.simulator.device).eval()
         model.load_state_dict(self.simulator.global_model())
         losses = [self.loss(model, client) for client in drawn]

@@ -5,7 +5,7 @@
 In a round the loop calls, in this order:
 
     before_round   once, with the cohort's ids
-    begin          for each client, when it has taken a lane's seat
+    begin          for each client, when its turn on a lane has come
     step_terms     for each client: what the fused optimiser step adds to the gradient
     loss           for each batch
     finish         for each client in ascending order, after the whole cohort has trained
@@ -17,63 +17,70 @@ for several clients: they may write to `client`, not to `self`. Tensors that las
 run in `start` (run.server_state, run.client_rows) and changed in place; the run saves them.
 
 On a GPU a step is recorded once and replayed for all clients, so what `loss` needs of the client
-at hand is put by `begin` into `client.memory`; a number or an id of Python's would be that of the
+at hand is written by `begin` to `client.memory`; a number or an id of Python's would be that of the
 client whose step was recorded. `client.variant` tells apart steps that differ in kind.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.aggregation import average
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.optimisers import StepTerms
 
-if TYPE_CHECKING:
-    from c2v_sim.algorithms.local_regulariser import LocalRegulariser
-    from c2v_sim.simulator.simulator import Simulator
+Hook = TypeVar("Hook", bound=Callable)
+LOCAL_HOOKS = ("begin", "step_terms", "local_loss", "loss")
+
+
+def part_of_plain_sgd(hook: Hook) -> Hook:
+    """Declares that the hook adds nothing to SGD on cross entropy; an override is not declared."""
+    hook.part_of_plain_sgd = True  # type: ignore[attr-defined]
+    return hook
 
 
 class Algorithm:
     """FedAvg. Another algorithm overrides the hooks in which it differs."""
 
     name = "fedavg"
-    regulariser: LocalRegulariser | None = None  # case study iii, set by the run
-    capturable = (
-        True  # False: on a GPU a step cannot be recorded and replayed (training/cuda_lane.py)
-    )
+    capturable = True  # False: a GPU cannot record and replay a step (training/cuda_lane.py)
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether clients train by SGD on cross entropy alone, so that they may be stacked."""
+        return all(hasattr(getattr(self, hook), "part_of_plain_sgd") for hook in LOCAL_HOOKS)
 
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         """The model that is trained; `width` is that of z = model.features(x)."""
         return model
 
-    def start(self, run: Simulator) -> None:
+    def start(self, run: RunParts) -> None:
         """Once before the first round: take from the run what the algorithm needs."""
 
-    def before_round(self, run: Simulator, round: int, clients: np.ndarray) -> None:
-        """Once a round before local training; may only prepare what this round needs."""
+    def before_round(self, run: RunParts, t: int, clients: np.ndarray) -> None:
+        """Once in round `t` before local training; may only prepare what this round needs."""
 
+    @part_of_plain_sgd
     def begin(self, client: LocalClient) -> None:
         """The client is about to train; `client.memory` is the place for what `loss` needs."""
 
-    def step_terms(self, client: LocalClient) -> dict[str, Any]:
+    @part_of_plain_sgd
+    def step_terms(self, client: LocalClient) -> StepTerms:
         """Terms of ops.sgd_step_: linear, proximal and anchor, max_grad_norm; extra_decay."""
         return {}
 
+    @part_of_plain_sgd
     def local_loss(self, client: LocalClient, x: Tensor, y: Tensor) -> Tensor:
-        """The whole loss of a batch: the algorithm's, and the regulariser's where there is one."""
-        module: Any = client.module
-        z = module.features(x)
-        logits = module.classifier(z)
-        loss = self.loss(client, x, y, z, logits)
-        if self.regulariser is not None:
-            loss = loss + self.regulariser(module, z, logits)
-        return loss
+        """The loss of a batch before a run adds to it; most algorithms override only `loss`."""
+        z, logits = forward(client.module, x)
+        return self.loss(client, x, y, z, logits)
 
+    @part_of_plain_sgd
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         """The algorithm's loss of a batch, z = features(x) [B, d], logits [B, K]."""
         return F.cross_entropy(logits, y)
@@ -88,3 +95,9 @@ class Algorithm:
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         """Replace server row 0 by the new global model; weights p [k] sum to 1."""
         average(server, cohort, weights)
+
+
+def forward(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """z = features(x) [B, d] and logits = classifier(z) [B, K]."""
+    z = module.features(x)  # type: ignore[operator]
+    return z, module.classifier(z)  # type: ignore[operator]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.aggregation import average
 from c2v_sim.training.arena import Arena
 
@@ -19,7 +20,7 @@ class FedAvgM(Algorithm):
     momentum: float = 0.1  # b
     name = "fedavgm"
 
-    def start(self, run) -> None:
+    def start(self, run: RunParts) -> None:
         self.velocity = run.server_state("velocity", run.layout.trainable)
 
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:

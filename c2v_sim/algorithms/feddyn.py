@@ -10,15 +10,16 @@ weight decay joins. h = 0 in the beginning. Batch-norm statistics are outside th
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.aggregation import average
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.optimisers import StepTerms
 
 
 @dataclass
@@ -27,7 +28,7 @@ class FedDyn(Algorithm):
     max_grad_norm: float = 10.0
     name = "feddyn"
 
-    def start(self, run) -> None:
+    def start(self, run: RunParts) -> None:
         sizes = torch.from_numpy(run.federation.partition.sizes).double()
         self.alphas = (self.alpha * sizes.mean() / sizes).float().to(run.device)  # a_i, [M]
         self.trainable = run.layout.trainable
@@ -39,7 +40,7 @@ class FedDyn(Algorithm):
         linear.sub_(client.origin).mul_(self.alphas[client.id])
         client.memory("decay", 1).copy_(self.alphas[client.id])
 
-    def step_terms(self, client: LocalClient) -> dict[str, Any]:
+    def step_terms(self, client: LocalClient) -> StepTerms:
         return {
             "linear": client.memory("linear"),
             "extra_decay": client.memory("decay"),

@@ -9,14 +9,16 @@ for G_new are its samples in their stored order.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.run_parts import RunParts
+from c2v_sim.training.arena import Arena
+from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_client import LocalClient
 
 
@@ -26,12 +28,12 @@ class FedIIR(Algorithm):
     ema: float = 0.95  # e
     name = "fediir"
 
-    def start(self, run) -> None:
+    def start(self, run: RunParts) -> None:
         width = sum(p.numel() for p in classifier_parameters(run.model))
         self.mean_gradient = run.server_state("mean_gradient", width)  # G after the last round
         self.target = torch.zeros_like(self.mean_gradient)  # G of this round
 
-    def before_round(self, run, round: int, clients: np.ndarray) -> None:
+    def before_round(self, run: RunParts, t: int, clients: np.ndarray) -> None:
         fresh = mean_classifier_gradient(run, clients)
         self.target.copy_(self.ema * self.mean_gradient + (1 - self.ema) * fresh)
 
@@ -42,31 +44,31 @@ class FedIIR(Algorithm):
         flat = torch.cat([g.flatten() for g in gradients])
         return loss + self.penalty * (flat - self.target).square().sum()
 
-    def update(self, server, cohort, weights: Tensor) -> None:
+    def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         super().update(server, cohort, weights)
         self.mean_gradient.copy_(self.target)
 
 
-def classifier_parameters(module: Any) -> list[Tensor]:
-    return list(module.classifier.parameters())
+def classifier_parameters(module: nn.Module) -> list[Tensor]:
+    return list(module.classifier.parameters())  # type: ignore[union-attr]
 
 
-def mean_classifier_gradient(run, clients: np.ndarray) -> Tensor:
+def mean_classifier_gradient(run: RunParts, clients: np.ndarray) -> Tensor:
     """grad_g CE of the global model, averaged over all batches of `clients`."""
     samples, data = run.federation.partition.train, run.train_data
 
-    def work(lane, position: int) -> tuple[Tensor, int]:
+    def work(lane: Lane, position: int) -> tuple[Tensor, int]:
         ids = lane.upload(samples[clients[position]])
         lane.client.model.bind(run.server.data[0], run.server.integers[0])
-        module: Any = lane.client.module.eval()
+        module = lane.client.module.eval()
         parameters = classifier_parameters(module)
         batches = run.batches(len(ids))
         total = torch.zeros(sum(p.numel() for p in parameters), device=data.device)
         for begin, end in batches:
             x, y = data.batch(ids[begin:end])
             with torch.no_grad():
-                z = module.features(x)
-            loss = F.cross_entropy(module.classifier(z), y)
+                z = module.features(x)  # type: ignore[operator]
+            loss = F.cross_entropy(module.classifier(z), y)  # type: ignore[operator]
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
         return total, len(batches)
 

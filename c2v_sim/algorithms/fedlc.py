@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.local_client import LocalClient
 
 
@@ -20,7 +21,7 @@ class FedLC(Algorithm):
     tau: float = 1.0
     name = "fedlc"
 
-    def start(self, run) -> None:
+    def start(self, run: RunParts) -> None:
         counts = run.federation.label_counts.double()  # [M, K]
         self.offsets = (self.tau * counts.clamp(min=1e-8) ** -0.25).float().to(run.device)
 

@@ -8,26 +8,25 @@
 P and g_P are parameters of the model like any other; predictions are made from z.
 """
 
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from c2v_sim import ops
 
 
+@dataclass(frozen=True, eq=False)
 class LocalRegulariser:
-    """w_r [ L_orth + L_dist ]; `index` [M, D] may be replaced between rounds."""
+    """w_r [ L_orth + L_dist ]."""
 
-    def __init__(
-        self, weight: float, index: Tensor, *, orthogonality: bool = True, detach: bool = False
-    ) -> None:
-        self.weight, self.index = weight, index
-        self.orthogonality = orthogonality  # False: the ablation that keeps only L_dist
-        self.detach = detach  # True: L_dist trains only P and g_P
+    weight: float  # w_r
+    index: Tensor  # beta^f, [M, D]; [0, D] before there is an index
+    orthogonality: bool = True  # False: the ablation that keeps only L_dist
+    detach: bool = False  # True: L_dist trains only P and g_P
 
-    def __call__(self, module: Any, z: Tensor, logits: Tensor) -> Tensor:
-        z_p = module.c2v_projection(z)
-        logits_p = module.c2v_projection_classifier(z_p)
+    def __call__(self, module: nn.Module, z: Tensor, logits: Tensor) -> Tensor:
+        z_p = module.c2v_projection(z)  # type: ignore[operator]
+        logits_p = module.c2v_projection_classifier(z_p)  # type: ignore[operator]
         loss = ops.distillation_loss(logits.detach() if self.detach else logits, logits_p)
         if self.orthogonality and len(self.index):
             loss = loss + ops.projection_orthogonality(z_p, self.index)

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.local_client import LocalClient
 
 REPRESENTATION = 256
@@ -48,7 +49,7 @@ class Moon(Algorithm):
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         return WithHead(model, width, classes)
 
-    def start(self, run) -> None:
+    def start(self, run: RunParts) -> None:
         self.size = run.layout.size
         self.integers = run.server.integers[0]  # of no use to a model in eval mode
         self.previous = run.client_rows("previous", self.size)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.algorithms import Algorithm
 from c2v_sim.data.partition import Partition
 from c2v_sim.index.checkpoint import Checkpoints, Training, fingerprint, load_training
 from c2v_sim.index.config import IndexConfig
@@ -29,11 +28,12 @@ from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.system.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
 from c2v_sim.training.aggregation import average, shares
 from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.cohort import LocalTraining, batch_bounds, train_cohort
+from c2v_sim.training.cohort import train_cohort
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.local_training import CohortTraining, LocalTraining, batch_bounds
 from c2v_sim.training.memory import lane_bytes
-from c2v_sim.training.optimisers import Adam
+from c2v_sim.training.optimisers import Adam, StepTerms
 from c2v_sim.training.sampling import cohort_size
 
 
@@ -177,10 +177,11 @@ def resumable_adam(
     return adam
 
 
-class IndexLoss(Algorithm):
-    """FedAvg on the weighted sum of the four losses; `sums` [M, 4] adds each up by client."""
+class IndexLoss:
+    """The objective: the weighted sum of the four losses; `sums` [M, 4] adds each up by client."""
 
     name = "index network"
+    capturable, plain_sgd = True, False
 
     def __init__(self, weights: list[float], clients: int, device: torch.device) -> None:
         self.weights = torch.tensor(weights, device=device)
@@ -188,6 +189,9 @@ class IndexLoss(Algorithm):
 
     def begin(self, client: LocalClient) -> None:
         client.memory("id", 1).fill_(client.id)
+
+    def step_terms(self, client: LocalClient) -> StepTerms:
+        return {}
 
     def local_loss(self, client: LocalClient, d: Tensor, label: Tensor) -> Tensor:
         parts = losses(client.module, d, label)  # type: ignore[arg-type]
@@ -217,23 +221,31 @@ def train_federated(
 
     count = min(size, lane_count(config.lanes, device, one_lane))
     lanes = Lanes(network, server.layout, count, device, stop)
-    algorithm = IndexLoss(loss_weights(config.omit_loss), partition.clients, device)
-    how = LocalTraining(
-        epochs=config.local_epochs,
-        batch_size=config.batch_size,
-        optimiser=Adam(config.index_lr),
-        seed=config.seed,
-        stream=INDEX_SHUFFLE,
+    objective = IndexLoss(loss_weights(config.omit_loss), partition.clients, device)
+    cohorts = CohortTraining(
+        lanes=lanes,
+        server=server,
+        cohort=cohort,
+        data=pairs,
+        samples=partition.train,
+        local=LocalTraining(
+            epochs=config.local_epochs,
+            batch_size=config.batch_size,
+            optimiser=Adam(config.index_lr),
+            seed=config.seed,
+            stream=INDEX_SHUFFLE,
+        ),
+        objective=objective,
     )
     try:
         while not training.finished(config):
             t = len(training.curve) + 1
             clients = index_cohort(config.seed, t, partition.clients, size)
-            algorithm.sums.zero_()
-            train_cohort(lanes, server, cohort, pairs, partition.train, clients, how, algorithm, t)
+            objective.sums.zero_()
+            train_cohort(cohorts, clients, t)
             average(server, cohort, shares(torch.from_numpy(partition.sizes[clients])))
             seen = sum(batch_bounds(n, config.batch_size)[-1][1] for n in partition.sizes[clients])
-            mean = algorithm.sums[torch.from_numpy(clients)].sum(0) / (seen * config.local_epochs)
+            mean = objective.sums[torch.from_numpy(clients)].sum(0) / (seen * config.local_epochs)
             training.curve.append(_point(mean, f"round {t}", config))
             after_round()
     finally:

@@ -18,16 +18,17 @@ from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.simulator.classifier_index import classifier_width
+from c2v_sim.simulator.objective import Regularised
 from c2v_sim.system.seeding import seeded_construction
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """A model on the CPU; its regulariser's index is still empty."""
+    """A model on the CPU and what it is trained by; a regulariser's index is still empty."""
 
     model: nn.Module
     pretrained: Pretrained | None
-    regulariser: LocalRegulariser | None  # case study iii
+    objective: Algorithm | Regularised
 
 
 def assemble(
@@ -42,37 +43,41 @@ def assemble(
 
     feature_width: columns of a given index's feature part; None: those of the kind in config.
     """
-    pretrained, regulariser = None, None
+    objective: Algorithm | Regularised = algorithm
     with seeded_construction(config.seed):
-        if model is None:
-            model = build_model(
-                config.model,
-                classes=dataset.classes,
-                input_shape=tuple(dataset.x_train.shape[1:]),
-                norm=config.norm,
-                seed=None,
-            )
-            if config.pretrained:
-                pretrained = load_pretrained(model, config.pretrained)
-        elif config.pretrained:
-            raise ValueError(
-                "pretrained is for the named models; load weights into your own model yourself"
-            )
-        else:
-            model = copy.deepcopy(model)
-        check_model(model)
-        model = algorithm.adapt_model(model, width_of(model, sample), dataset.classes)
-        check_model(model)
+        base, pretrained = base_model(config, dataset, model)
+        whole = algorithm.adapt_model(base, width_of(base, sample), dataset.classes)
+        check_model(whole)
         if "local" in config.improve:
-            columns = index_width(config, model, dataset.classes, feature_width)
-            add_projection(model, width_of(model, sample), columns, dataset.classes)
+            columns = index_width(config, whole, dataset.classes, feature_width)
+            add_projection(whole, width_of(whole, sample), columns, dataset.classes)
             regulariser = LocalRegulariser(
                 config.regulariser_weight,
                 torch.zeros(0, columns),
                 orthogonality=not config.omit_local_orth,
                 detach=config.dist_detach,
             )
-    return Assembled(model, pretrained, regulariser)
+            grows = config.index == "local-model-weights"
+            objective = Regularised(algorithm, regulariser, index_grows=grows)
+    return Assembled(whole, pretrained, objective)
+
+
+def base_model(
+    config: RunConfig, dataset: Dataset, own: nn.Module | None
+) -> tuple[nn.Module, Pretrained | None]:
+    """A copy of a user's own model, or the one that config names, with what it starts from."""
+    if own is not None and config.pretrained:
+        raise ValueError(
+            "pretrained is for the named models; load weights into your own model yourself"
+        )
+    if own is not None:
+        check_model(own)
+        return copy.deepcopy(own), None
+    shape = tuple(dataset.x_train.shape[1:])
+    model = build_model(
+        config.model, classes=dataset.classes, input_shape=shape, norm=config.norm, seed=None
+    )
+    return model, load_pretrained(model, config.pretrained) if config.pretrained else None
 
 
 def width_of(model: nn.Module, sample: Tensor) -> int:

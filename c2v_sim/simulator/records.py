@@ -1,11 +1,15 @@
 """What is kept of a round, and of a run."""
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from c2v_sim.simulator.evaluation import Accuracy
+from c2v_sim.simulator.steering import Similarity
 
 STAGES = ("sample", "train", "aggregate", "evaluate")  # of a round, in order
 MOST_SCORES = 1000  # clients; beyond, a record leaves the scores out: a line must stay readable
@@ -49,32 +53,49 @@ class Result:
         return self.evaluated[-1]
 
 
+class Stopwatch:
+    """`with clock("train"):` adds what happens inside to `seconds["train"]`."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.seconds[stage] += time.perf_counter() - begin
+
+
 def make_record(
+    *,
     dataset: str,
     t: int,
-    clients: np.ndarray,
-    weights: Tensor,
-    losses: Tensor,
-    result: Accuracy | None,
-    seconds: np.ndarray,
-    scores: Tensor | None,
-    history: Tensor | None,
+    clients: np.ndarray,  # [k]
+    weights: Tensor,  # [k]
+    losses: Tensor,  # [k]
+    accuracy: Accuracy | None,
+    similarity: Similarity | None,
+    seconds: dict[str, float],
 ) -> RoundRecord:
-    """The record of round `t`; seconds are those of the four stages."""
-    if len(scores if scores is not None else ()) > MOST_SCORES:
-        scores = history = None
+    """The record of round `t`."""
+    if similarity is not None and len(similarity.scores) > MOST_SCORES:
+        similarity = None
     return RoundRecord(
         dataset=dataset,
         round=t,
         cohort=clients.tolist(),
-        weights=[round(w, 9) for w in weights.tolist()],
+        weights=rounded(weights, 9),
         train_loss=losses.mean().item(),
-        accuracy=result.mean if result else None,
-        accuracy_weighted=result.weighted if result else None,
-        accuracy_worst10=result.worst10 if result else None,
-        accuracy_global=result.whole if result else None,
-        accuracy_domains=list(result.domains) if result and result.domains else None,
-        seconds={name: round(float(s), 4) for name, s in zip(STAGES, seconds, strict=True)},
-        scores=None if scores is None else [round(v, 6) for v in scores.tolist()],
-        history=None if history is None else [round(v, 6) for v in history.tolist()],
+        accuracy=accuracy.mean if accuracy else None,
+        accuracy_weighted=accuracy.weighted if accuracy else None,
+        accuracy_worst10=accuracy.worst10 if accuracy else None,
+        accuracy_global=accuracy.whole if accuracy else None,
+        accuracy_domains=list(accuracy.domains) if accuracy and accuracy.domains else None,
+        seconds={stage: round(value, 4) for stage, value in seconds.items()},
+        scores=rounded(similarity.scores, 6) if similarity else None,
+        history=rounded(similarity.history, 6) if similarity else None,
     )
+
+
+def rounded(values: Tensor, digits: int) -> list[float]:
+    return [round(value, digits) for value in values.tolist()]

@@ -1,16 +1,17 @@
-"""The round loop: sample a cohort, train it, aggregate, evaluate, record.
+"""The round loop: choose a cohort, train it, aggregate, evaluate, record.
 
     simulator = Simulator(federation, config)
     for record in simulator.rounds():
         print(record.round, record.accuracy)
 
 Embedding projects pass their own parts: Simulator(federation, config, model=my_module,
-algorithm=MyAlgorithm(), sampler=my_policy, index=my_index).
+algorithm=MyAlgorithm(), sampler=my_policy, index=my_index). What the loop works with is made by
+simulator/model.py and simulator/build.py; what lasts from round to round is in simulator/state.py.
 """
 
+import dataclasses
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,34 +19,31 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim.algorithms import ALGORITHMS, Algorithm
+from c2v_sim.algorithms.local_regulariser import LocalRegulariser
 from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.data.federation import Federation
-from c2v_sim.data.resident import ResidentData
 from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
-from c2v_sim.models import logits
-from c2v_sim.simulator.classifier_index import ClassifierIndex
+from c2v_sim.simulator.build import build_training, resident_data, some_inputs
 from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
 from c2v_sim.simulator.model import assemble
-from c2v_sim.simulator.records import Result, RoundRecord, make_record
-from c2v_sim.simulator.steering import Steering
+from c2v_sim.simulator.objective import Regularised
+from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
+from c2v_sim.simulator.state import begin_state
+from c2v_sim.simulator.steering import Similarity, Steering, build_steering
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device, deterministic
-from c2v_sim.training import memory
 from c2v_sim.training.aggregation import shares
-from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.client_rows import ClientRows
-from c2v_sim.training.cohort import LocalTraining, batch_bounds, train_cohort
-from c2v_sim.training.lanes import Lanes, lane_count
-from c2v_sim.training.optimisers import Sgd
+from c2v_sim.training.arena import Arena, Layout
+from c2v_sim.training.cohort import OnClient, train_cohort
+from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.memory import RowPlan
 from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort, cohort_size
 from c2v_sim.training.stacked import stackable, train_stacked
 
-STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
 
 class Simulator:
-    """One federated run: the global model, its clients' rows, and the loop over rounds."""
+    """One federated run: the loop over rounds, and the parts that it works with."""
 
     def __init__(
         self,
@@ -65,54 +63,65 @@ class Simulator:
         round, or `use_index` brings it. scratch: folder for client state beyond the memory.
         """
         self.federation, self.config = federation, config or RunConfig()
-        config, dataset, partition = self.config, federation.dataset, federation.partition
+        config, dataset = self.config, federation.dataset
         if sampler is not None and "sampling" in config.improve:
             raise ValueError(
                 "Simulator: a sampler and improve = sampling both choose the cohort; leave one out"
             )
         self.sampler = sampler or SAMPLERS[config.sampling]
+        self.algorithm = algorithm or ALGORITHMS[config.algorithm](config)
         self.device = choose_device(config.device)
         self.stop = threading.Event()  # set it to end `rounds` after the steps in flight
-        self.algorithm = algorithm or ALGORITHMS[config.algorithm](config)
-        self.cohort_size = cohort_size(config.participation, partition.clients)
-        scale = (dataset.mean, dataset.std, self.device)
-        self.train_data = ResidentData(dataset.x_train, dataset.y_train, *scale)
-        self.test_data = ResidentData(dataset.x_test, dataset.y_test, *scale)
-        self.index = index if config.needs_client_index else None
-        self.steering: Steering | None = None
-        sample = self.train_data.batch(torch.zeros(1, dtype=torch.int64, device=self.device))[0]
-        width = None if self.index is None else self.index.feature.shape[1]
-        whole = assemble(config, dataset, self.algorithm, model, sample.cpu(), width)
-        self.model, self.pretrained = whole.model, whole.pretrained
-        self.algorithm.regulariser = whole.regulariser
-        self.layout = layout_of(self.model)
-        lanes = min(lane_count(config.lanes, self.device, self._lane_bytes), self.cohort_size)
-        self._check_memory(lanes)
-        self.server = Arena(self.layout, 1, self.device)  # row 0: the global model
-        self.server.read(self.model, 0)
-        self.cohort = Arena(self.layout, self.cohort_size, self.device)
-        self.lanes = Lanes(self.model, self.layout, lanes, self.device, self.stop)
-        self.how = LocalTraining(
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            optimiser=Sgd(config.lr, config.momentum, config.weight_decay),
-            seed=config.seed,
-            augment=config.augment == "crop-flip",
-        )
-        stacked = stackable(self.model, self.how, self.algorithm, self.cohort_size)
-        self.train: Callable[..., Tensor] = train_stacked if stacked else train_cohort
-        self.round = 0  # rounds finished
+        self.cohort_size = cohort_size(config.participation, federation.partition.clients)
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
-        self._server_state: dict[str, Tensor] = {}
-        self._client_rows: dict[str, ClientRows] = {}
-        self._budget = memory.row_budget(self.device, config.state_memory, scratch)
-        self.algorithm.start(self)
-        self.classifiers = self._build_classifier_index()
-        participants = min(partition.clients, config.rounds * self.cohort_size)
-        rows = list(self._client_rows.values())
-        self.row_plan = memory.plan_rows(rows, self._budget, participants)
+        self.index = index if config.needs_client_index else None
+        width = None if self.index is None else self.index.feature.shape[1]
+        self.train_data, self.test_data = resident_data(dataset, self.device)
+        sample = some_inputs(self.train_data, 1)
+        built = assemble(config, dataset, self.algorithm, model, sample, width)
+        self.model, self.pretrained = built.model, built.pretrained
+        self.training = build_training(
+            config, federation, self.train_data, built, self.cohort_size, self.stop
+        )
+        local = self.training.local
+        self.stacked = stackable(self.model, local, built.objective, self.cohort_size)
+        self._state = begin_state(
+            config, federation, self.model, self.algorithm, self.training, self.train_data, scratch
+        )
         if self.index is not None:
             self.use_index(self.index)
+
+    @property
+    def round(self) -> int:
+        """Rounds finished."""
+        return self._state.round
+
+    @property
+    def server(self) -> Arena:
+        """Row 0: the global model."""
+        return self.training.server
+
+    @property
+    def layout(self) -> Layout:
+        return self.training.server.layout
+
+    @property
+    def lanes(self) -> Lanes:
+        return self.training.lanes
+
+    @property
+    def row_plan(self) -> RowPlan:
+        return self._state.row_plan
+
+    @property
+    def steering(self) -> Steering | None:
+        return self._state.steering
+
+    @property
+    def regulariser(self) -> LocalRegulariser | None:
+        """Of case study iii."""
+        objective = self.training.objective
+        return objective.regulariser if isinstance(objective, Regularised) else None
 
     def use_index(self, index: ClientIndex) -> None:
         """Let `index` steer the improvements; it must be of this federation."""
@@ -121,86 +130,27 @@ class Simulator:
             raise ValueError("use_index: the config improves nothing by a client index")
         index.check(self.federation)
         self.index = index if config.index_part == "both" else index.only(config.index_part)
-        regulariser = self.algorithm.regulariser
-        if regulariser is not None:
-            if self.index.feature.shape[1] != regulariser.index.shape[1]:
-                raise ValueError(
-                    f"use_index: the feature part must have {regulariser.index.shape[1]} columns "
-                    f"({config.index}), got {self.index.feature.shape[1]}"
-                )
-            regulariser.index = self.index.feature.to(self.device)
-        self.steering = self._build_steering(self.index)
-
-    def _build_classifier_index(self) -> ClassifierIndex | None:
-        regulariser = self.algorithm.regulariser
-        if regulariser is None or self.config.index != "local-model-weights":
-            return None
-        # A recorded step would keep the first index, and this one grows from round to round.
-        self.algorithm.capturable = False
-        rows = self.client_rows("classifier", regulariser.index.shape[1])
-        return ClassifierIndex(self.model, self.layout, rows, regulariser)
-
-    def _build_steering(self, index: ClientIndex) -> Steering | None:
-        config, sizes = self.config, self.federation.partition.sizes
-        steered = {"sampling", "aggregation"} & set(config.improve)
-        if not steered:
-            return None
-        parts = [getattr(index, name).to(self.device) for name in index.parts]
-        feature, label = parts if len(parts) == 2 else (parts[0], None)
-        return Steering(
-            feature,
-            label,
-            sizes,
-            self.cohort_size,
-            steered,
-            seed=config.seed,
-            tau=config.temperature,
-            gamma=config.gamma,
-            lambda1=config.lambda1,
+        if self.regulariser is not None:
+            self.regularise_by(self.index.feature.to(self.device))
+        sizes = self.federation.partition.sizes
+        self._state.steering = build_steering(
+            config, self.index, sizes, self.cohort_size, self.device
         )
 
-    def _lane_bytes(self) -> int:
-        x, _ = self.train_data.batch(torch.zeros(2, dtype=torch.int64, device=self.device))
-        x = x.cpu()  # where the model still is
-        return memory.lane_bytes(
-            self.model, lambda: logits(self.model, x), len(x), self.config.batch_size
-        )
+    def regularise_by(self, index: Tensor) -> None:
+        """Case study iii with the rows of `index` [n, D] from now on."""
+        objective = self.training.objective
+        if not isinstance(objective, Regularised):
+            raise ValueError("regularise_by: the config has no improve = local")
+        columns = objective.regulariser.index.shape[1]
+        if index.shape[1] != columns:
+            raise ValueError(
+                f"use_index: the feature part must have {columns} columns "
+                f"({self.config.index}), got {index.shape[1]}"
+            )
+        self.training = dataclasses.replace(self.training, objective=objective.by(index))
 
-    def _check_memory(self, lanes: int) -> None:
-        row = 4 * self.layout.size
-        parts = {
-            f"{self.cohort_size} models of the cohort": row * self.cohort_size,
-            f"{lanes} lanes": 4 * row * lanes,  # row, gradients, momentum, activations at least
-            "the global model": row,
-        }
-        memory.check_fits(self.device, parts)
-
-    # What algorithms ask for in `start`.
-
-    def server_state(self, name: str, *shape: int) -> Tensor:
-        """Zeros that the algorithm changes in place and the checkpoint keeps."""
-        self._server_state[name] = torch.zeros(shape, device=self.device)
-        return self._server_state[name]
-
-    def client_rows(self, name: str, width: int) -> ClientRows:
-        """A row of `width` numbers for every client, kept between its participations."""
-        self._client_rows[name] = ClientRows(
-            name,
-            self.federation.partition.clients,
-            width,
-            device=self.device,
-            budget=self._budget,
-            dtype=STATE_DTYPES[self.config.state_dtype],
-        )
-        return self._client_rows[name]
-
-    def batches(self, samples: int) -> list[tuple[int, int]]:
-        """Begin and end of each batch of a client with so many samples."""
-        return batch_bounds(samples, self.config.batch_size)
-
-    def rounds(
-        self, on_client: Callable[[int], None] = lambda client: None
-    ) -> Iterator[RoundRecord]:
+    def rounds(self, on_client: OnClient = lambda client: None) -> Iterator[RoundRecord]:
         """Train round after round until config.rounds are done, yielding each record.
 
         `on_client` is called with the id of each client that has finished training. Leaving the
@@ -230,41 +180,28 @@ class Simulator:
         """All remaining rounds."""
         return Result(list(self.rounds()))
 
-    def _one_round(self, t: int, on_client: Callable[[int], None]) -> RoundRecord:
-        config, partition = self.config, self.federation.partition
-        clock = [time.perf_counter()]
-        # 1 who
-        clients = self._choose(t)
-        scores, history = self.steering.look(clients) if self.steering else (None, None)
-        clock.append(time.perf_counter())
-        # 2 local training
-        self.algorithm.before_round(self, t, clients)
-        losses = self.train(
-            self.lanes,
-            self.server,
-            self.cohort,
-            self.train_data,
-            partition.train,
-            clients,
-            self.how,
-            self.algorithm,
-            t,
-            on_client,
-        )
-        clock.append(time.perf_counter())
-        # 3 aggregation: from here to the new round number nothing may be interrupted
-        weights = self._weights(clients, history)
-        self._finish(t, clients, weights)
-        if self.steering and scores is not None and history is not None:
-            self.steering.finish(t, clients, scores, history)
-        self.round = t
-        clock.append(time.perf_counter())
-        # 4 evaluation
-        result = self.evaluate() if t % config.eval_every == 0 or t == config.rounds else None
-        clock.append(time.perf_counter())
-        name = self.federation.dataset.name
+    def _one_round(self, t: int, on_client: OnClient) -> RoundRecord:
+        clock = Stopwatch()
+        with clock("sample"):
+            clients = self._choose(t)
+            similarity = self.steering.similarity_to(clients) if self.steering else None
+        with clock("train"):
+            losses = self._train(t, clients, on_client)
+        with clock("aggregate"):
+            weights = self._weights(clients, similarity)
+            self._aggregate(t, clients, weights, similarity)
+        with clock("evaluate"):
+            due = t % self.config.eval_every == 0 or t == self.config.rounds
+            result = self.evaluate() if due else None
         return make_record(
-            name, t, clients, weights, losses, result, np.diff(clock), scores, history
+            dataset=self.federation.dataset.name,
+            t=t,
+            clients=clients,
+            weights=weights,
+            losses=losses,
+            accuracy=result,
+            similarity=similarity,
+            seconds=clock.seconds,
         )
 
     def _choose(self, t: int) -> np.ndarray:
@@ -275,24 +212,34 @@ class Simulator:
         chosen = self.sampler(self.config.seed, t, sizes, self.cohort_size)
         return checked_cohort(chosen, t, len(sizes), self.cohort_size)
 
-    def _weights(self, clients: np.ndarray, history: Tensor | None) -> Tensor:
+    def _train(self, t: int, clients: np.ndarray, on_client: OnClient) -> Tensor:
+        """The cohort's rows; its mean losses [k]."""
+        self.algorithm.before_round(self._state.parts, t, clients)
+        train = train_stacked if self.stacked else train_cohort
+        return train(self.training, clients, t, on_client)
+
+    def _weights(self, clients: np.ndarray, similarity: Similarity | None) -> Tensor:
         """The cohort's aggregation weights, float64 [k]."""
         prior = self.algorithm.prior(torch.from_numpy(self.federation.partition.sizes[clients]))
-        if self.steering and "aggregation" in self.steering.improve:
-            assert history is not None
-            return self.steering.weights(clients, history, prior)
+        if self.steering and similarity and "aggregation" in self.steering.improve:
+            return self.steering.weights(clients, similarity.history, prior)
         return shares(prior)
 
-    def _finish(self, t: int, clients: np.ndarray, weights: Tensor) -> None:
-        """The trained rows become the clients' and the server's new state."""
-        origin = self.server.data[0]
-        for row, client in enumerate(clients.tolist()):
-            self.algorithm.finish(client, self.cohort.data[row], origin)
-            if self.classifiers:
-                self.classifiers.keep(client, self.cohort.data[row])
-        self.algorithm.update(self.server, self.cohort, weights)
-        if self.classifiers:
-            self.classifiers.restack()
+    def _aggregate(
+        self, t: int, clients: np.ndarray, weights: Tensor, similarity: Similarity | None
+    ) -> None:
+        """The trained rows become the state after round `t`: this must not be interrupted."""
+        server, cohort, classifiers = self.server, self.training.cohort, self._state.classifiers
+        for row, client in zip(cohort.data, clients.tolist(), strict=True):
+            self.algorithm.finish(client, row, server.data[0])
+            if classifiers:
+                classifiers.keep(client, row)
+        self.algorithm.update(server, cohort, weights)
+        if classifiers:
+            self.regularise_by(classifiers.stacked())
+        if self.steering and similarity:
+            self.steering.finish(t, clients, *similarity)
+        self._state.round = t
 
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model."""
@@ -307,31 +254,16 @@ class Simulator:
         return self.server.state_dict(0)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the rest of the run depends on after `round` finished rounds.
+        """Everything that the rest of the run depends on after `round` finished rounds."""
+        return self._state.tensors()
 
-        Views, not copies: client rows can be large.
-        """
-        tensors = {"server": self.server.data, "integers": self.server.integers}
-        tensors |= self.steering.state() if self.steering else {}
-        tensors |= {f"algorithm.{name}": t for name, t in self._server_state.items()}
-        for name, rows in self._client_rows.items():
-            tensors |= {f"client.{name}.{part}": t for part, t in rows.state().items()}
-        return tensors
-
-    def load_state(self, round: int, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state` gave after `round` rounds; the index must be there already."""
+    def load_state(self, t: int, tensors: dict[str, Tensor]) -> None:
+        """Put back what `state` gave after `t` rounds; the index must be there already."""
         if self.config.needs_client_index and self.index is None:
             raise ValueError("load_state: bring the client index first (use_index)")
-        for name, tensor in self.state().items():
-            if not name.startswith("client."):
-                tensor.copy_(tensors[name])
-        for name, rows in self._client_rows.items():
-            prefix = f"client.{name}."
-            own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-            rows.load_state(own)
-        if self.classifiers:
-            self.classifiers.restack()
-        self.round = round
+        self._state.load(t, tensors)
+        if self._state.classifiers:
+            self.regularise_by(self._state.classifiers.stacked())
 
     def close(self) -> None:
         """Stop the lanes' threads."""

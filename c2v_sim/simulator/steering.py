@@ -9,15 +9,25 @@ and `scores` changes only when a round is finished.
 """
 
 from collections.abc import Collection
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from c2v_sim import ops
+from c2v_sim.config import RunConfig
+from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.system.seeding import SAMPLING, rng
 
 NEVER = -(2**62)  # `last` of a client that has not taken part
+
+
+class Similarity(NamedTuple):
+    """Of all clients to the cohorts, float64 [M] on the CPU."""
+
+    scores: Tensor  # s, to this round's cohort
+    history: Tensor  # H, to this one and those before
 
 
 class Steering:
@@ -45,33 +55,55 @@ class Steering:
         self.history = torch.zeros(clients, dtype=torch.float64)  # H
         self.scores = torch.zeros(clients, dtype=torch.float64)  # s of the last round
 
-    def cohort(self, round: int) -> np.ndarray:
-        """Case study i: k ascending ids for `round`; the scores of the first round are zeros."""
-        waited = round - self.last
+    def cohort(self, t: int) -> np.ndarray:
+        """Case study i: k ascending ids for round `t`; the scores of the first are zeros."""
+        waited = t - self.last
         cohort = ops.sample_cohort(
             self.scores,
             self.k,
             self.tau,
-            rng=rng(self.seed, SAMPLING, round),
+            rng=rng(self.seed, SAMPLING, t),
             eligible=waited > self.rest,
             rest=waited,
         )
         return cohort.numpy()
 
-    def look(self, clients: np.ndarray) -> tuple[Tensor, Tensor]:
-        """s and H with `clients` as this round's cohort, both float64 [M] on the CPU."""
+    def similarity_to(self, clients: np.ndarray) -> Similarity:
+        """s and H with `clients` as this round's cohort."""
         scores = ops.client_scores(self.feature, self.label, clients, self.sizes).cpu().double()
-        return scores, self.gamma * self.history + scores
+        return Similarity(scores, self.gamma * self.history + scores)
 
     def weights(self, clients: np.ndarray, history: Tensor, prior: Tensor) -> Tensor:  # [k]
         """Case study ii: the cohort's weights p in float64."""
         return ops.aggregation_weights(history[torch.from_numpy(clients)], prior, self.lambda1)
 
-    def finish(self, round: int, clients: np.ndarray, scores: Tensor, history: Tensor) -> None:
-        """The round is done."""
+    def finish(self, t: int, clients: np.ndarray, scores: Tensor, history: Tensor) -> None:
+        """Round `t` is done."""
         self.scores.copy_(scores)
         self.history.copy_(history)
-        self.last[torch.from_numpy(clients)] = round
+        self.last[torch.from_numpy(clients)] = t
 
     def state(self) -> dict[str, Tensor]:
         return {"last": self.last, "H": self.history, "scores": self.scores}
+
+
+def build_steering(
+    config: RunConfig, index: ClientIndex, sizes: np.ndarray, cohort_size: int, device: torch.device
+) -> Steering | None:
+    """What the config lets `index` steer; None where that is nothing."""
+    steered = {"sampling", "aggregation"} & set(config.improve)
+    if not steered:
+        return None
+    parts = [getattr(index, name).to(device) for name in index.parts]
+    feature, label = parts if len(parts) == 2 else (parts[0], None)
+    return Steering(
+        feature,
+        label,
+        sizes,
+        cohort_size,
+        steered,
+        seed=config.seed,
+        tau=config.temperature,
+        gamma=config.gamma,
+        lambda1=config.lambda1,
+    )

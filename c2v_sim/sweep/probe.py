@@ -19,8 +19,9 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.client_index import ClientIndex, federation_facts
 from c2v_sim.index.config import IndexConfig
-from c2v_sim.index.encoders.embed import WIDTH
+from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.training import Pairs, train_network
+from c2v_sim.simulator.build import trains_stacked
 from c2v_sim.simulator.evaluation import BATCH
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.machine import choose_device
@@ -40,7 +41,7 @@ def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
     """Two rounds, measured in the second: then every client has a past."""
     whole = federation.partition
     cohort = cohort_size(config.participation, whole.clients)
-    stacked = config.model in ("linear", "mlp")  # the cohort trains as one computation
+    stacked = trains_stacked(federation, config)  # the cohort trains as one computation
     lanes = 1 if stacked else min(lanes, whole.clients)
     count = cohort if stacked else lanes
     small = few_clients(federation, count, 2 * config.batch_size, lanes * BATCH)
@@ -60,9 +61,9 @@ def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
     try:
         if config.needs_client_index:
             simulator.use_index(made_up_index(small, simulator))
-        if simulator.algorithm.regulariser is not None:  # as many clients as there really are
-            width = simulator.algorithm.regulariser.index.shape[1]
-            simulator.algorithm.regulariser.index = torch.rand(whole.clients, width)
+        if simulator.regulariser is not None:  # as many clients as there really are
+            width = simulator.regulariser.index.shape[1]
+            simulator.regularise_by(torch.rand(whole.clients, width))
         seconds = simulator.run().final.seconds
     finally:
         simulator.close()
@@ -96,7 +97,7 @@ def cut(dataset: Dataset, split: str, size: int) -> Dataset:
 
 def made_up_index(federation: Federation, simulator: Simulator) -> ClientIndex:
     """An index of random numbers: what it costs does not depend on them."""
-    regulariser = simulator.algorithm.regulariser
+    regulariser = simulator.regulariser
     columns = WIDTH if regulariser is None else regulariser.index.shape[1]
     clients = federation.partition.clients
     return ClientIndex(

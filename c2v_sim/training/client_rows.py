@@ -1,4 +1,4 @@
-"""State that every client keeps between its participations: one row a client, made when needed.
+"""State that every client keeps between its participations: one row per client, made when needed.
 
     rows = ClientRows("h", clients=100, width=878538, device=device, budget=Budget(...))
     rows.write(client, row);  rows.read(client, out)        # zeros for a client never written

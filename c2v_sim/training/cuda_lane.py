@@ -8,12 +8,13 @@ graph it is one. For each kind of step, that is (batch length, client.variant):
     every later one is replayed
 
 so a partial last batch is recorded only if its length comes again. An algorithm or a module with
-capturable = False is never recorded: its steps run one operator at a time.
+capturable = False is never recorded: its steps run one operator at a time. `prepare` is told the
+version of what the steps are made of; recorded steps of another version are of no use.
 
 A graph knows addresses, not objects. It is right for every client because all that a step reads
 or writes keeps its address for the life of the lane (LocalClient, client.memory) or of the run
 (data, the global row). Evaluation binds the lane's module to the global row meanwhile; the next
-client's `sit` binds it to the lane's own row again, which has not moved.
+client's participation binds it to the lane's own row again, which has not moved.
 
 Nothing here waits for the GPU, except that recording does, a few times in a lane's life.
 """
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim.training.arena import Layout
-from c2v_sim.training.lanes import Lane, Step
+from c2v_sim.training.lane import Lane, Step
 
 _recording = threading.Lock()  # a process can record one graph at a time
 
@@ -37,8 +38,8 @@ _recording = threading.Lock()  # a process can record one graph at a time
 class Recorded:
     """One kind of step."""
 
-    ids: Tensor  # where the graph looks for the samples of the batch
-    graph: Any = None
+    ids: Tensor  # where the graph finds the samples of the batch
+    graph: torch.cuda.CUDAGraph | None = None
     step: Step | None = None  # what was recorded: keeps the memory alive that the graph points to
 
 
@@ -52,21 +53,19 @@ class CudaLane(Lane):
         self._cuda = cuda
         self._stream = cuda.Stream(device)
         self._capturable = all(getattr(part, "capturable", True) for part in module.modules())
-        self._made_of: tuple[Any, ...] = ()
+        self._version = 0  # of what the recorded steps are made of
         self._eager = False
         self._steps: dict[tuple[int, object], Recorded] = {}
 
-    def prepare(self, data: Any, how: Any, algorithm: Any) -> None:
-        """Graphs of steps that were made of other parts are forgotten."""
-        self._eager = not (self._capturable and algorithm.capturable)
-        index = None if algorithm.regulariser is None else algorithm.regulariser.index
-        made_of = (data, how, algorithm, index, self.client.server)
-        if [id(part) for part in made_of] == [id(part) for part in self._made_of]:
+    def prepare(self, version: int, *, capturable: bool) -> None:
+        """Graphs of another version are forgotten."""
+        self._eager = not (self._capturable and capturable)
+        if version == self._version:
             return
-        self._made_of, self._steps = made_of, {}
+        self._version, self._steps = version, {}
         # Graphs that share a pool use the same memory for their activations, so no two of them
         # may run at once: a lane's graphs run one after another on its stream, those of two lanes
-        # do not, hence a pool a lane. A new one each time, as a pool dies with its last graph.
+        # do not, hence a pool per lane. A new one each time, as a pool dies with its last graph.
         self._pool = self._cuda.graph_pool_handle()
 
     def upload(self, ids: np.ndarray) -> Tensor:
@@ -90,10 +89,10 @@ class CudaLane(Lane):
             known.graph, known.step = self._record(step, known.ids), step
         known.graph.replay()
 
-    def _record(self, step: Step, ids: Tensor) -> Any:
+    def _record(self, step: Step, ids: Tensor) -> torch.cuda.CUDAGraph:
         graph = self._cuda.CUDAGraph()
-        # A replay then draws from where the generator is at that time: after `sit` the beginning
-        # of the client's own stream, the numbers that the step would draw if it were run.
+        # A replay then draws from where the generator is at that time: in a new participation the
+        # beginning of the client's own stream, the numbers that the step would draw if it were run.
         graph.register_generator_state(self.client.generator)
         # thread_local: what other lanes do meanwhile on their threads (allocate, say) is allowed.
         recording = self._cuda.graph(
@@ -116,7 +115,7 @@ class CudaLane(Lane):
     def follow(self) -> None:
         self._stream.wait_stream(self._cuda.current_stream(self.client.device))
 
-    def working(self) -> AbstractContextManager[Any]:
+    def working(self) -> AbstractContextManager[object]:
         return self._cuda.stream(self._stream)
 
     def join(self) -> None:

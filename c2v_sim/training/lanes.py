@@ -1,4 +1,4 @@
-"""Lanes: how many clients train at the same time, one a core.
+"""Lanes: how many clients train at the same time.
 
 A lane trains one client at a time in memory of its own. On the CPU a lane is a thread with one
 intra-op thread: torch releases the interpreter lock inside its operators, and results of
@@ -11,27 +11,28 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from c2v_sim.system.machine import free_memory, intra_op_threads, usable_cores
 from c2v_sim.training.arena import Layout
-from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.cuda_lane import CudaLane
+from c2v_sim.training.lane import Lane
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Step = Callable[[Tensor], None]  # takes the sample ids of a batch
 
-
+LANES: dict[str, Callable[[nn.Module, Layout, torch.device], Lane]] = {
+    "cpu": Lane,
+    "cuda": CudaLane,
+}
 MOST_ON_A_GPU = 8  # lanes; further streams would only queue for the same multiprocessors
 
 
 def lane_count(requested: int, device: torch.device, lane_bytes: Callable[[], int]) -> int:
-    """`requested`, or for 0 one lane a usable core (CPU), or what a GPU has memory for.
+    """`requested`, or for 0 one lane per usable core (CPU), or what a GPU has memory for.
 
     On a GPU lanes of `lane_bytes()` each get half of what is free, the rest is for client rows.
     """
@@ -40,34 +41,6 @@ def lane_count(requested: int, device: torch.device, lane_bytes: Callable[[], in
     if device.type == "cpu":
         return usable_cores()
     return max(1, min(MOST_ON_A_GPU, free_memory(device) // (2 * lane_bytes())))
-
-
-class Lane:
-    """A seat for one client at a time, and how its steps are carried out: here, at once."""
-
-    def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
-        self.client = LocalClient(module, layout, device)
-
-    def prepare(self, data: Any, how: Any, algorithm: Any) -> None:
-        """The client has sat down; its steps will be made of these."""
-
-    def upload(self, ids: np.ndarray) -> Tensor:
-        """Sample ids on the device."""
-        return torch.from_numpy(ids)
-
-    def step(self, step: Step, ids: Tensor) -> None:
-        """One local step on the samples `ids`."""
-        step(ids)
-
-    def follow(self) -> None:
-        """What the lane does from now on comes after all that the caller has asked for."""
-
-    def working(self) -> AbstractContextManager[Any]:
-        """The lane's work is asked for inside of this."""
-        return nullcontext()
-
-    def join(self) -> None:
-        """What the caller asks for from now on comes after all that the lane was asked for."""
 
 
 class Lanes:
@@ -83,19 +56,14 @@ class Lanes:
         count: int,
         device: torch.device,
         stop: threading.Event | None = None,
-        make_lane: Callable[[nn.Module, Layout, torch.device], Lane] | None = None,
     ) -> None:
-        """`make_lane` is by itself that of the device's type."""
-        if make_lane is None:
-            from c2v_sim.training.cuda_lane import CudaLane  # which is built on this module
-
-            make_lane = CudaLane if device.type == "cuda" else Lane
         self.count = count
         self._stop = stop or threading.Event()
         self._failed = threading.Event()
+        make_lane = LANES[device.type]
         self._lanes = [make_lane(copy.deepcopy(model), layout, device) for _ in range(count)]
-        # A thread keeps its lane for good: cuBLAS and cuDNN set themselves up a thread, and that
-        # must have happened there before a step can be recorded.
+        # A thread keeps its lane for good: cuBLAS and cuDNN set themselves up in every
+        # thread, and that must have happened there before a step can be recorded.
         self._own = threading.local()
         self._free: queue.SimpleQueue[Lane] = queue.SimpleQueue()
         for lane in self._lanes:

@@ -1,6 +1,6 @@
 """Stage 7b: one client while it trains: its row, its gradients and memory of its own.
 
-A lane keeps one LocalClient and lets client after client sit in it. All tensors keep their
+A lane keeps one LocalClient, in which client after client takes part. All tensors keep their
 addresses for the life of the lane, so that a step recorded for one client (a CUDA graph) is valid
 for the next. This object is what the hooks of an algorithm are given.
 """
@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from c2v_sim.models.dropout import use_own_generators
 from c2v_sim.training.arena import Arena, BoundModule, Layout
 
+ALGORITHM = "algorithm"  # the owner of what `memory` gives
+
 
 class LocalClient:
     """Model, gradients and random numbers of the client that trains now."""
 
     def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
-        self.id, self.round, self.samples = -1, 0, 0  # who trains, set by `sit`
+        self.id, self.round, self.samples = -1, 0, 0  # who trains: see begin_participation
         self.variant: object = None  # an algorithm sets it where a client's step differs in kind
         self.device = device
         self.generator = torch.Generator(device)
@@ -28,8 +30,8 @@ class LocalClient:
         self.gradients = self.model.gradients  # [trainable], zero between steps
         self.row = Arena(layout, 1, device)
         self.parameters = self.row.data[0, : layout.trainable]
-        self.server = self.row  # the arena of the global model, set by `sit`
-        self._memory: dict[str, Tensor] = {}
+        self.server = self.row  # the arena of the global model: see begin_participation
+        self._memory: dict[tuple[str, str], Tensor] = {}  # by owner and name
         self._twins: dict[str, BoundModule] = {}
 
     @property
@@ -41,9 +43,9 @@ class LocalClient:
         """The global model's parameters, where the client began, [trainable]."""
         return self.server.data[0, : len(self.parameters)]
 
-    def sit(self, id: int, round: int, samples: int, server: Arena, seed: int) -> None:
-        """Begin a participation: the global model, zero gradients, a new random stream."""
-        self.id, self.round, self.samples, self.variant = id, round, samples, None
+    def begin_participation(self, id: int, t: int, samples: int, server: Arena, seed: int) -> None:
+        """Client `id` in round `t`: the global model, zero gradients, a new random stream."""
+        self.id, self.round, self.samples, self.variant = id, t, samples, None
         self.server = server
         self.row.data.copy_(server.data[:1])
         self.row.integers.copy_(server.integers[:1])
@@ -53,13 +55,28 @@ class LocalClient:
         self.generator.manual_seed(seed)
 
     def memory(self, name: str, *shape: int) -> Tensor:
-        """Float32 memory of the lane's own, kept for good; the first call gives the shape.
+        """Float32 memory for an algorithm, the lane's own and kept for good.
 
-        It starts as zeros and then holds what the previous client left there.
+        The first call gives the shape, later ones may leave it out. It starts as zeros and then
+        holds what the previous client left there.
         """
-        if name not in self._memory:
-            self._memory[name] = torch.zeros(shape, device=self.device)
-        return self._memory[name]
+        if not shape:
+            if (ALGORITHM, name) not in self._memory:
+                raise ValueError(f"client.memory({name!r}): give its shape in the first call")
+            return self._memory[ALGORITHM, name]
+        return self.owned_memory(ALGORITHM, name, shape)
+
+    def owned_memory(self, owner: str, name: str, shape: tuple[int, ...]) -> Tensor:
+        """`memory` for any owner: what belongs to one is never given to another."""
+        key = owner, name
+        if key not in self._memory:
+            self._memory[key] = torch.zeros(shape, device=self.device)
+        if self._memory[key].shape != shape:
+            raise ValueError(
+                f"memory {name!r} of the {owner} has shape {list(self._memory[key].shape)} since "
+                f"its first call, now {list(shape)} is asked for"
+            )
+        return self._memory[key]
 
     def twin(self, name: str) -> BoundModule:
         """A second copy of the module in eval mode, to be bound to another row and only read."""

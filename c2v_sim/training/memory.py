@@ -76,7 +76,7 @@ def row_budget(device: torch.device, limit_gb: float, folder: Path | None) -> Bu
 class RowPlan:
     """Where the rows of all clients that can take part will go, in bytes."""
 
-    a_client: int
+    per_client: int
     participants: int
     device: int
     host: int
@@ -84,16 +84,16 @@ class RowPlan:
 
     @property
     def sentence(self) -> str:
-        total = self.a_client * self.participants
+        total = self.per_client * self.participants
         if not total:
             return "no state is kept for clients"
-        text = f"{in_bytes(self.a_client)} of state a client, {in_bytes(total)} for "
+        text = f"{in_bytes(self.per_client)} of state per client, {in_bytes(total)} for "
         text += f"{self.participants} clients"
         places = {"on the device": self.device, "in host memory": self.host}
         fitting = [
-            f"{min(self.participants, size // self.a_client)} fit {where}"
+            f"{min(self.participants, size // self.per_client)} fit {where}"
             for where, size in places.items()
-            if size >= self.a_client
+            if size >= self.per_client
         ]
         text += ": " + ", ".join(fitting or ["none fit in memory"])
         if self.file:
@@ -103,10 +103,12 @@ class RowPlan:
 
 def plan_rows(rows: list[ClientRows], budget: Budget, participants: int) -> RowPlan:
     """Where the rows will go; refused if neither memory nor the disk can hold them."""
-    a_client = sum(r.row_bytes for r in rows)
-    total = a_client * participants
-    fitting = (budget.device // a_client + budget.host // a_client) if a_client else participants
-    file = max(0, participants - fitting) * a_client  # a row is never split
+    per_client = sum(r.row_bytes for r in rows)
+    total = per_client * participants
+    fitting = (
+        (budget.device // per_client + budget.host // per_client) if per_client else participants
+    )
+    file = max(0, participants - fitting) * per_client  # a row is never split
     folder = budget.folder or Path(tempfile.gettempdir())
     while not folder.exists():
         folder = folder.parent
@@ -114,8 +116,8 @@ def plan_rows(rows: list[ClientRows], budget: Budget, participants: int) -> RowP
     if file > SHARE * free:
         raise ValueError(
             f"the state of {participants} clients needs {in_bytes(total)} "
-            f"({in_bytes(a_client)} each): {in_bytes(budget.device + budget.host)} fit in memory "
+            f"({in_bytes(per_client)} each): {in_bytes(budget.device + budget.host)} fit in memory "
             f"and {folder} has {in_bytes(free)} free for the rest; take a smaller model, fewer "
             "clients or rounds, or --state-dtype bfloat16"
         )
-    return RowPlan(a_client, participants, budget.device, budget.host, file)
+    return RowPlan(per_client, participants, budget.device, budget.host, file)

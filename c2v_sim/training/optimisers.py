@@ -1,4 +1,4 @@
-"""Local optimisers over a flat arena row: `start` for one participation, then a step a batch.
+"""Local optimisers over a flat arena row: `start` for one participation, then a step per batch.
 
 State is new for every participation, as the specification rules. Gradients have been accumulated
 into the client's flat row by autograd; a step leaves them zero for the next batch.
@@ -6,7 +6,7 @@ into the client's flat row by autograd; a step leaves them zero for the next bat
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -18,10 +18,23 @@ from c2v_sim.training.local_client import LocalClient
 Step = Callable[[], None]
 
 
+class SgdTerms(TypedDict, total=False):
+    """What an algorithm adds to the gradient in every step, as ops.sgd_step_ takes it."""
+
+    linear: Tensor  # [trainable]
+    proximal: float  # pull to the anchor
+    anchor: Tensor  # [trainable]
+    max_grad_norm: float
+
+
+class StepTerms(SgdTerms, total=False):
+    extra_decay: float | Tensor  # joins the weight decay; a [1] tensor where it differs by client
+
+
 class Optimiser(Protocol):
     """What local training needs; a user's own fits in the same way."""
 
-    def start(self, client: LocalClient, **terms: Any) -> Step: ...
+    def start(self, client: LocalClient, **terms: Unpack[StepTerms]) -> Step: ...
 
 
 @dataclass(frozen=True)
@@ -32,15 +45,20 @@ class Sgd:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
-    def start(self, client: LocalClient, extra_decay: float | Tensor = 0.0, **terms: Any) -> Step:
-        """`extra_decay` adds to the weight decay (a [1] tensor where it differs by client); the
-        other terms are those of ops.sgd_step_: linear, proximal, anchor, max_grad_norm."""
+    def start(
+        self,
+        client: LocalClient,
+        *,
+        extra_decay: float | Tensor = 0.0,
+        **terms: Unpack[SgdTerms],
+    ) -> Step:
         velocity = None
         if self.momentum:
-            velocity = client.memory("velocity", len(client.parameters)).zero_()
+            size = (len(client.parameters),)
+            velocity = client.owned_memory("optimiser", "velocity", size).zero_()
         decay = extra_decay + self.weight_decay
         if isinstance(decay, Tensor):  # at an address that a recorded step can rely on
-            decay = client.memory("weight decay", 1).copy_(decay)
+            decay = client.owned_memory("optimiser", "weight decay", (1,)).copy_(decay)
 
         def step() -> None:
             ops.sgd_step_(
@@ -63,13 +81,14 @@ class Adam:
 
     lr: float = 1e-3
 
-    def start(self, client: LocalClient, **terms: Any) -> Step:
+    def start(self, client: LocalClient, **terms: Unpack[StepTerms]) -> Step:
         if terms:
             raise ValueError(f"adam has no place for the terms {', '.join(terms)}; use SGD")
         # The state is the lane's memory, not torch.optim.Adam's own: a recorded step relies on it.
-        size = len(client.parameters)
-        mean, square = (client.memory(f"adam {m}", size).zero_() for m in ("mean", "square"))
-        count = client.memory("adam count").zero_()
+        size = (len(client.parameters),)
+        mean = client.owned_memory("optimiser", "mean", size).zero_()
+        square = client.owned_memory("optimiser", "square", size).zero_()
+        count = client.owned_memory("optimiser", "count", ()).zero_()
 
         def step() -> None:
             with torch.no_grad():

@@ -8,44 +8,44 @@ similarity-steered sampling adds its scores to, so all begin alike.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from c2v_sim import ops
 from c2v_sim.system.seeding import SAMPLING, rng
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """Clients a round: floor(participation · clients), at least one."""
+    """Clients in a round: floor(participation · clients), at least one."""
     return max(1, int(participation * clients + 1e-9))
 
 
-def uniform(seed: int, round: int, sizes: np.ndarray, k: int) -> np.ndarray:
-    """k ids, every client alike."""
-    return ops.sample_cohort(np.zeros(len(sizes)), k, rng=rng(seed, SAMPLING, round)).numpy()
+def uniform(seed: int, t: int, sizes: np.ndarray, k: int) -> np.ndarray:
+    """k ids for round `t`, every client alike."""
+    return ops.sample_cohort(np.zeros(len(sizes)), k, rng=rng(seed, SAMPLING, t)).numpy()
 
 
-def by_size(seed: int, round: int, sizes: np.ndarray, k: int) -> np.ndarray:
-    """k ids, proportional to the clients' sizes."""
-    return ops.sample_cohort(np.log(sizes), k, rng=rng(seed, SAMPLING, round)).numpy()
+def by_size(seed: int, t: int, sizes: np.ndarray, k: int) -> np.ndarray:
+    """k ids for round `t`, proportional to the clients' sizes."""
+    return ops.sample_cohort(np.log(sizes), k, rng=rng(seed, SAMPLING, t)).numpy()
 
 
-def checked_cohort(chosen: Any, round: int, clients: int, k: int) -> np.ndarray:  # int64 [k]
+def checked_cohort(chosen: ArrayLike, t: int, clients: int, k: int) -> np.ndarray:  # int64 [k]
     """A policy's answer in ascending order; ValueError unless it is k different clients."""
     ids = np.asarray(chosen)
     if ids.dtype.kind not in "iu" or ids.shape != (k,):
         raise ValueError(
-            f"sampler, round {round}: {k} client ids are needed, an integer array [{k}], got "
+            f"sampler, round {t}: {k} client ids are needed, an integer array [{k}], got "
             f"{ids.dtype} {list(ids.shape)}"
         )
     ids = np.sort(ids.astype(np.int64))
     if ids[0] < 0 or ids[-1] >= clients:
         raise ValueError(
-            f"sampler, round {round}: client ids must be in 0..{clients - 1}, got {ids.tolist()}"
+            f"sampler, round {t}: client ids must be in 0..{clients - 1}, got {ids.tolist()}"
         )
     if (ids[1:] == ids[:-1]).any():
-        raise ValueError(f"sampler, round {round}: the {k} clients must differ, got {ids.tolist()}")
+        raise ValueError(f"sampler, round {t}: the {k} clients must differ, got {ids.tolist()}")
     return ids
 
 

@@ -23,13 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim import ops
-from c2v_sim.algorithms.fedavg import Algorithm
-from c2v_sim.models import MLP
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.seeding import rng
-from c2v_sim.training.arena import Arena
-from c2v_sim.training.cohort import Data, LocalTraining, batch_bounds, check_finite, failures_named
-from c2v_sim.training.lanes import Lane, Lanes
+from c2v_sim.training.cohort import OnClient, check_finite, failures_named
+from c2v_sim.training.lane import Lane
+from c2v_sim.training.local_training import (
+    CohortTraining,
+    Data,
+    LocalTraining,
+    Objective,
+    batch_bounds,
+)
 from c2v_sim.training.optimisers import Sgd
 
 # Measured (CPU seconds of a round against one lane, 784 inputs): 10 clients, linear 2.3–2.9 times
@@ -38,20 +42,17 @@ from c2v_sim.training.optimisers import Sgd
 LARGEST = 200_000  # parameters of a model
 FEWEST = 4  # clients in a cohort
 BLOCK = 32  # clients in a block; more gain little, and fewer blocks keep fewer lanes busy
-PARAMETERS = {"hidden.weight", "hidden.bias", "classifier.weight", "classifier.bias"}
-HOOKS = ("begin", "step_terms", "local_loss", "loss")  # of local training, as in FedAvg
 
 
-def stackable(model: nn.Module, how: LocalTraining, algorithm: Algorithm, cohort: int) -> bool:
+def stackable(model: nn.Module, local: LocalTraining, objective: Objective, cohort: int) -> bool:
     """Whether train_stacked does what train_cohort does, and does it faster."""
-    if type(model) is not MLP or not isinstance(how.optimiser, Sgd) or how.augment:
+    if not objective.plain_sgd or not isinstance(local.optimiser, Sgd) or local.augment:
         return False
-    if algorithm.regulariser is not None:
-        return False
-    if any(getattr(type(algorithm), hook) is not getattr(Algorithm, hook) for hook in HOOKS):
-        return False
+    # A declaration of the model's own class alone: a subclass may compute something else.
+    layers: tuple[str, ...] = vars(type(model)).get("linear_relu_layers", ())
     sizes = {name: p.numel() for name, p in model.named_parameters()}
-    return sizes.keys() <= PARAMETERS and sum(sizes.values()) <= LARGEST and cohort >= FEWEST
+    declared = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
+    return sizes.keys() <= declared and sum(sizes.values()) <= LARGEST and cohort >= FEWEST
 
 
 @dataclass(frozen=True)
@@ -63,21 +64,21 @@ class Batches:
 
 
 def make_batches(
-    samples: list[np.ndarray], clients: list[int], how: LocalTraining, round: int
+    samples: list[np.ndarray], clients: list[int], local: LocalTraining, t: int
 ) -> Batches:
-    """The batches that train_client would draw for each client."""
-    bounds = [batch_bounds(len(ids), how.batch_size) for ids in samples]
+    """The batches that train_client would draw for each client in round `t`."""
+    bounds = [batch_bounds(len(ids), local.batch_size) for ids in samples]
     width = max(end - begin for mine in bounds for begin, end in mine)
-    ids = np.zeros((how.epochs * len(bounds[0]), len(clients), width), dtype=np.int64)
+    ids = np.zeros((local.epochs * len(bounds[0]), len(clients), width), dtype=np.int64)
     counts = np.zeros(ids.shape[:2], dtype=np.int64)
     for k, (mine, batches) in enumerate(zip(samples, bounds, strict=True)):
-        order = rng(how.seed, how.stream, round, clients[k])
-        used, steps = batches[-1][1], how.epochs * len(batches)
-        padded = np.full((how.epochs, len(batches) * width), mine[0])
-        for epoch in range(how.epochs):
+        order = rng(local.seed, local.stream, t, clients[k])
+        used, steps = batches[-1][1], local.epochs * len(batches)
+        padded = np.full((local.epochs, len(batches) * width), mine[0])
+        for epoch in range(local.epochs):
             padded[epoch, :used] = mine[order.permutation(len(mine))][:used]
         ids[:steps, k] = padded.reshape(steps, width)
-        counts[:steps, k] = [end - begin for begin, end in batches] * how.epochs
+        counts[:steps, k] = [end - begin for begin, end in batches] * local.epochs
     return Batches(torch.from_numpy(ids), counts)
 
 
@@ -143,22 +144,14 @@ def train_block(
 
 
 def train_stacked(
-    lanes: Lanes,
-    server: Arena,
-    cohort: Arena,
-    data: Data,
-    samples: tuple[np.ndarray, ...],
-    clients: np.ndarray,
-    how: LocalTraining,
-    algorithm: Algorithm,
-    round: int,
-    on_client: Callable[[int], None] = lambda client: None,
+    training: CohortTraining, clients: np.ndarray, t: int, on_client: OnClient = lambda client: None
 ) -> Tensor:  # [K]
     """train_cohort for what is `stackable`: `clients` into rows 0..K-1; their mean losses."""
-    if not isinstance(how.optimiser, Sgd):
-        raise TypeError(f"train_stacked: the optimiser must be Sgd, got {how.optimiser}")
-    sgd, k = how.optimiser, len(clients)
-    losses = torch.zeros(k, device=data.device)
+    server, data, samples = training.server, training.data, training.samples
+    sgd = training.local.optimiser
+    if not isinstance(sgd, Sgd):
+        raise TypeError(f"train_stacked: the optimiser must be Sgd, got {sgd}")
+    losses = torch.zeros(len(clients), device=data.device)
     blocks = make_blocks([len(samples[client]) for client in clients])
 
     def work(lane: Lane, block: int) -> None:
@@ -166,15 +159,17 @@ def train_stacked(
         mine = [int(clients[row]) for row in blocks[block]]
         start = (slot.view(server.data[0]) for slot in server.layout.parameters)
         parameters = [p.expand(len(mine), *p.shape).clone() for p in start]
-        with failures_named(round, mine, algorithm):
-            batches = make_batches([samples[client] for client in mine], mine, how, round)
-            losses[rows] = train_block(parameters, data, batches, sgd, lanes.stopped)
-        cohort.data.index_copy_(0, rows, torch.cat([p.flatten(1) for p in parameters], dim=1))
+        with failures_named(training, t, mine):
+            own = [samples[client] for client in mine]
+            batches = make_batches(own, mine, training.local, t)
+            losses[rows] = train_block(parameters, data, batches, sgd, training.lanes.stopped)
+        ends = torch.cat([p.flatten(1) for p in parameters], dim=1)
+        training.cohort.data.index_copy_(0, rows, ends)
 
-    for block, _ in lanes.run(work, range(len(blocks))):
+    for block, _ in training.lanes.run(work, range(len(blocks))):
         for row in blocks[block]:
             on_client(int(clients[row]))
-    check_finite(losses, cohort, clients, how, algorithm, round)
+    check_finite(training, t, clients, losses)
     return losses
 
 

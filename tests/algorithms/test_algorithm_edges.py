@@ -90,11 +90,12 @@ def test_fedlc_teaches_a_client_of_one_class_nothing():
         lr=0.05, weight_decay=0.0, improve=(),
     )  # fmt: skip
     start = Simulator(simulator.federation, simulator.config).server.data[0]
-    of_one_class, of_all = simulator.cohort.data[0], simulator.cohort.data[2]
+    cohort = simulator.training.cohort
+    of_one_class, of_all = cohort.data[0], cohort.data[2]
     torch.testing.assert_close(of_one_class, start, rtol=0, atol=1e-9)
     assert (of_all - start).abs().max() > 1e-2
     # A class that the client lacks is left out: its row of the classifier stays where it was.
-    absent = simulator.cohort.state_dict(1)["classifier.weight"][2]
+    absent = cohort.state_dict(1)["classifier.weight"][2]
     first = Simulator(simulator.federation, simulator.config).global_model()
     torch.testing.assert_close(absent, first["classifier.weight"][2], rtol=0, atol=1e-9)
 

@@ -31,9 +31,9 @@ def cohorts(sampler, config=CONFIG, federation=None):
 def test_the_simulator_asks_the_policy_and_puts_its_answer_in_order():
     asked = []
 
-    def in_turn(seed, round, sizes, k):
-        asked.append((seed, round, sizes.tolist(), k))
-        return [(3 * round + j) % len(sizes) for j in reversed(range(k))]
+    def in_turn(seed, t, sizes, k):
+        asked.append((seed, t, sizes.tolist(), k))
+        return [(3 * t + j) % len(sizes) for j in reversed(range(k))]
 
     assert cohorts(in_turn) == [[3, 4, 5], [0, 1, 2], [3, 4, 5], [0, 1, 2]]
     sizes = [3 + 7 * i for i in range(6)]
@@ -43,8 +43,8 @@ def test_the_simulator_asks_the_policy_and_puts_its_answer_in_order():
 def test_an_own_policy_that_answers_as_uniform_gives_the_same_bits():
     from c2v_sim.training.sampling import uniform
 
-    def same(seed, round, sizes, k):
-        return uniform(seed, round, sizes, k)[::-1].copy()
+    def same(seed, t, sizes, k):
+        return uniform(seed, t, sizes, k)[::-1].copy()
 
     states = []
     for sampler in (None, same):
@@ -69,7 +69,7 @@ def test_an_own_policy_that_answers_as_uniform_gives_the_same_bits():
 )
 def test_an_answer_that_is_no_cohort_is_refused_with_the_round(answer, wrong):
     with pytest.raises(ValueError, match="sampler, round 1: ") as error:
-        cohorts(lambda seed, round, sizes, k: answer)
+        cohorts(lambda seed, t, sizes, k: answer)
     assert wrong in str(error.value)
 
 

@@ -10,10 +10,12 @@ import torch.nn.functional as F
 from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import MODELS, NORMED_MODELS, build_model
+from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.system.seeding import torch_seed
 from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.cohort import LocalTraining, train_client
-from c2v_sim.training.lanes import Lane
+from c2v_sim.training.cohort import train_cohort
+from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.local_training import CohortTraining, LocalTraining
 from c2v_sim.training.optimisers import Sgd
 
 CASES = [
@@ -72,18 +74,20 @@ def test_three_steps_equal_torch_optim(name, norm):
     data, shape = data_for(name)
     model = build_model(name, classes=CLASSES, input_shape=shape, norm=norm, seed=0).train()
     layout = layout_of(model)
-    server = Arena(layout, 1)
+    server, cohort = Arena(layout, 1), Arena(layout, 1)
     server.read(model, 0)
-    lane = Lane(copy.deepcopy(model), layout, torch.device("cpu"))
-    how = LocalTraining(1, BATCH, Sgd(0.01, 0.9, 1e-3), seed=7)
+    lanes = Lanes(model, layout, 1, torch.device("cpu"))
+    local = LocalTraining(1, BATCH, Sgd(0.01, 0.9, 1e-3), seed=7)
     ids = np.arange(BATCH * STEPS)
     untouched = torch.get_rng_state()
-    lane.client.sit(3, 2, len(ids), server, torch_seed(7, 2, 3))
-    train_client(lane, data, ids, how, Algorithm())
+    training = CohortTraining(lanes, server, cohort, data, (ids,) * 4, local, Algorithm())
+    train_cohort(training, np.array([3]), 2)
+    lanes.close()
     assert torch.equal(torch.get_rng_state(), untouched)  # no draw from torch's own generator
     order = torch.from_numpy(np.random.default_rng([7, 3, 2, 3]).permutation(len(ids)))
-    expected = trained_by_torch(model, data, order, torch_seed(7, 2, 3))
-    got = lane.client.row.state_dict(0)
+    with intra_op_threads(1):  # as on a lane
+        expected = trained_by_torch(model, data, order, torch_seed(7, 2, 3))
+    got = cohort.state_dict(0)
     assert got.keys() == expected.keys()
     for key, value in expected.items():
         torch.testing.assert_close(got[key], value, rtol=1e-5, atol=1e-5, msg=key)

@@ -113,7 +113,7 @@ def test_the_index_of_local_models_is_put_back_with_the_state():
     first, other = (simulator_for("fedavg", **moving) for _ in range(2))
     next(first.rounds())
     other.load_state(1, first.state())
-    index = other.algorithm.regulariser.index
+    index = other.regulariser.index
     assert len(index) == 4
-    assert torch.equal(index, first.algorithm.regulariser.index)
+    assert torch.equal(index, first.regulariser.index)
     assert end_of(other) == end_of(first)

@@ -45,7 +45,7 @@ def play(s, rounds):
     cohorts = []
     for t in range(1, rounds + 1):
         cohorts.append(s.cohort(t))
-        s.finish(t, cohorts[-1], *s.look(cohorts[-1]))
+        s.finish(t, cohorts[-1], *s.similarity_to(cohorts[-1]))
     return cohorts
 
 
@@ -65,7 +65,7 @@ def probability(cohort, p):
 def test_cohorts_come_as_often_as_successive_draws_by_similarity(clients, k, tau):
     s = steering(clients, k, tau=tau)
     first = s.cohort(1)
-    s.finish(1, first, *s.look(first))
+    s.finish(1, first, *s.similarity_to(first))
     scores = (similarity(s) @ omega(s, first)).numpy()
     rested = [i for i in range(clients) if i not in first]
     p = {i: math.exp(scores[i] / tau) for i in rested}
@@ -138,7 +138,7 @@ def test_looking_changes_nothing():
     s = steering(6, 2)
     play(s, 2)
     before = {name: t.clone() for name, t in s.state().items()}
-    scores, history = s.look(s.cohort(3))
+    scores, history = s.similarity_to(s.cohort(3))
     s.weights(np.array([0, 1]), history, torch.tensor([1, 2]))
     assert all(torch.equal(t, before[name]) for name, t in s.state().items())
     assert not torch.equal(scores, before["scores"])
@@ -167,7 +167,7 @@ def test_weights_are_what_an_optimiser_finds_for_the_papers_objective(lambda1):
         negative, q, bounds=[(1e-9, 1)] * 4, constraints=sums_to_one, options={"ftol": 1e-12}
     )
     assert found.success
-    _, H = s.look(cohort)
+    _, H = s.similarity_to(cohort)
     p = s.weights(cohort, H, torch.from_numpy(s.sizes[cohort])).numpy()
     assert p == pytest.approx(found.x, abs=1e-4)
     assert abs(p - q).max() > 1e-2
@@ -215,10 +215,10 @@ def test_without_a_history_the_first_weights_are_those_of_the_first_cohort_alone
     s = steering(8, 3)
     assert not s.history.any()
     cohort = s.cohort(1)
-    scores, history = s.look(cohort)
+    scores, history = s.similarity_to(cohort)
     assert torch.equal(scores, history)
     # self-similarity is kept: a cohort of one is as alike to itself as can be
-    alone, _ = s.look(np.array([5]))
+    alone, _ = s.similarity_to(np.array([5]))
     assert alone[5].item() == pytest.approx(1.0, abs=1e-6)
 
 
@@ -226,7 +226,7 @@ def test_clients_that_are_all_alike_are_drawn_and_weighted_as_without_an_index()
     same = torch.ones(8, 4)
     s = steering(8, 4, feature=same, label=None)  # rest: 1 round
     cohort = s.cohort(1)
-    scores, history = s.look(cohort)
+    scores, history = s.similarity_to(cohort)
     assert scores.tolist() == pytest.approx([1.0] * 8)
     p = s.weights(cohort, history, torch.from_numpy(s.sizes[cohort]))
     assert p.numpy() == pytest.approx(s.sizes[cohort] / s.sizes[cohort].sum())
@@ -262,7 +262,7 @@ def test_a_part_that_is_left_out_does_not_halve_the_other():
     for given_index, part in ((index, "feature"), (alone, "both")):
         config = RunConfig(improve=("sampling",), index_part=part, participation=0.2)
         simulator = Simulator(federation, config, index=given_index)
-        scores, _ = simulator.steering.look(np.array([4]))
+        scores, _ = simulator.steering.similarity_to(np.array([4]))
         assert scores[4].item() == pytest.approx(1.0, abs=1e-6)
         wanted = torch.nn.functional.cosine_similarity(index.feature, index.feature[4:5])
         torch.testing.assert_close(scores.float(), wanted)

@@ -1,5 +1,6 @@
 """The GPU's lane on a stand-in for torch.cuda: order of its work, and the bits of the CPU's."""
 
+import dataclasses
 import functools
 import threading
 
@@ -7,24 +8,23 @@ import numpy as np
 import pytest
 import torch
 from cuda_stand_in import CudaStandIn
-from federations import image_federation
+from federations import image_federation, index_of
 from planted import planted
 from torch import nn
 
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.algorithms import ALGORITHMS, Algorithm
 from c2v_sim.data.resident import ResidentData
-from c2v_sim.index import training as index_training
-from c2v_sim.index.client_index import ClientIndex, federation_facts
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.encoder import WIDTH
-from c2v_sim.index.training import Pairs
+from c2v_sim.index.training import Pairs, train_network
 from c2v_sim.models.cct import CCT, Attention
 from c2v_sim.system.errors import TrainingError
 from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.cohort import LocalTraining, train_cohort
+from c2v_sim.training.cohort import train_cohort
 from c2v_sim.training.cuda_lane import CudaLane
-from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.lanes import LANES, Lanes
+from c2v_sim.training.local_training import CohortTraining, LocalTraining
 from c2v_sim.training.memory import lane_bytes
 from c2v_sim.training.optimisers import Adam, Sgd
 
@@ -44,9 +44,15 @@ def cuda(monkeypatch):
     return cuda
 
 
-def stand_in_lanes(cuda, model, count):
+@pytest.fixture
+def use_stand_in(cuda, monkeypatch):
+    """Call it, and lanes that are made from now on are those of the stand-in."""
     make = functools.partial(CudaLane, cuda=cuda)
-    return Lanes(model, layout_of(model), count, CPU, make_lane=make)
+    return lambda: monkeypatch.setitem(LANES, "cpu", make)
+
+
+def lanes_for(model, count=1):
+    return Lanes(model, layout_of(model), count, CPU)
 
 
 class LoggedData(ResidentData):
@@ -79,26 +85,32 @@ def tiny():
         return Tiny()
 
 
-HOW = LocalTraining(epochs=2, batch_size=4, optimiser=Sgd(0.1, momentum=0.9), seed=1)
+LOCAL = LocalTraining(epochs=2, batch_size=4, optimiser=Sgd(0.1, momentum=0.9), seed=1)
 
 
-def train(lanes, data, sizes, algorithm=None, how=HOW, rounds=1):
-    """Global rows after each round of averaging the cohort [rounds, size]."""
+def training_of(lanes, data, sizes, algorithm=None, local=LOCAL):
     layout = layout_of(tiny())
     server, cohort = Arena(layout, 1), Arena(layout, len(sizes))
     server.read(tiny(), 0)
     samples = tuple(np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]))
-    algorithm, rows = algorithm or Algorithm(), []
+    return CohortTraining(lanes, server, cohort, data, samples, local, algorithm or Algorithm())
+
+
+def train(lanes, data, sizes, algorithm=None, local=LOCAL, rounds=1):
+    """Global rows after each round of averaging the cohort [rounds, size]."""
+    training, rows = training_of(lanes, data, sizes, algorithm, local), []
+    server, cohort = training.server, training.cohort
     for t in range(rounds):
-        train_cohort(lanes, server, cohort, data, samples, np.arange(len(sizes)), how, algorithm, t)
+        train_cohort(training, np.arange(len(sizes)), t)
         server.data[0] = cohort.data.mean(0)
         rows.append(server.data[0].clone())
     lanes.close()
     return torch.stack(rows)
 
 
-def test_a_step_runs_then_is_recorded_then_replayed(cuda):
-    train(stand_in_lanes(cuda, tiny(), 1), LoggedData(cuda, 10), [10])
+def test_a_step_runs_then_is_recorded_then_replayed(cuda, use_stand_in):
+    use_stand_in()
+    train(lanes_for(tiny()), LoggedData(cuda, 10), [10])
     run = lambda size: ("batch", "lane 0", size)  # noqa: E731
     upload, record, replay = ((name, "lane 0") for name in ("upload", "record", "replay"))
     assert cuda.log == [
@@ -129,8 +141,9 @@ class Together(Algorithm):
         self.barrier.wait()
 
 
-def test_graphs_serve_later_clients_and_rounds_and_are_the_lanes_own(cuda):
-    data, lanes = LoggedData(cuda, 60), stand_in_lanes(cuda, tiny(), 3)
+def test_graphs_serve_later_clients_and_rounds_and_are_the_lanes_own(cuda, use_stand_in):
+    use_stand_in()
+    data, lanes = LoggedData(cuda, 60), lanes_for(tiny(), 3)
     train(lanes, data, [8, 12, 8, 16, 8, 8], Together(), rounds=4)
     names = [f"lane {i}" for i in range(3)]
     # All batches have the same length: one that runs and one that is recorded on each lane.
@@ -142,20 +155,22 @@ def test_graphs_serve_later_clients_and_rounds_and_are_the_lanes_own(cuda):
     assert [event[1:] for event in cuda.log if event[0] == "wait"] == 4 * a_round
 
 
-def test_a_batch_length_that_does_not_come_again_is_not_recorded(cuda):
-    how = LocalTraining(epochs=1, batch_size=4, optimiser=Sgd(0.1), seed=1)
-    train(stand_in_lanes(cuda, tiny(), 1), LoggedData(cuda, 13), [2, 3, 8], how=how)
+def test_a_batch_length_that_does_not_come_again_is_not_recorded(cuda, use_stand_in):
+    use_stand_in()
+    local = LocalTraining(epochs=1, batch_size=4, optimiser=Sgd(0.1), seed=1)
+    train(lanes_for(tiny()), LoggedData(cuda, 13), [2, 3, 8], local=local)
     assert len(cuda.graphs) == 1
 
 
 @pytest.mark.parametrize("optimiser", [Sgd(0.1, 0.9, 0.01), Adam(0.01)])
-def test_replayed_training_has_the_bits_of_the_cpus(cuda, optimiser):
-    how = LocalTraining(epochs=3, batch_size=4, optimiser=optimiser, seed=1)
+def test_replayed_training_has_the_bits_of_the_cpus(cuda, use_stand_in, optimiser):
+    local = LocalTraining(epochs=3, batch_size=4, optimiser=optimiser, seed=1)
     sizes, data = [9, 3, 14, 6], LoggedData(cuda, 32)
     model = tiny()
-    plain = train(Lanes(model, layout_of(model), 1, CPU), data, sizes, how=how, rounds=3)
+    plain = train(lanes_for(model), data, sizes, local=local, rounds=3)
+    use_stand_in()
     for lanes in (1, 2):
-        replayed = train(stand_in_lanes(cuda, model, lanes), data, sizes, how=how, rounds=3)
+        replayed = train(lanes_for(model, lanes), data, sizes, local=local, rounds=3)
         assert torch.equal(plain, replayed)
     assert sum(g.replays for g in cuda.graphs) > 30
 
@@ -173,18 +188,22 @@ SETTINGS = {
 }
 
 
-def run_both(cuda, changes, make_algorithm=lambda: None, index=None):
-    """The finished simulators: on the CPU's lanes, and on the stand-in's."""
-    config = RunConfig(**(SETTINGS | changes))
-    plain, replayed = simulators = [
-        Simulator(FEDERATION, config, algorithm=make_algorithm(), index=index) for _ in range(2)
-    ]
-    replayed.lanes.close()
-    replayed.lanes = stand_in_lanes(cuda, replayed.model, 2)
-    for simulator in simulators:
-        simulator.run()
-        simulator.close()
-    return plain, replayed
+@pytest.fixture
+def run_both(use_stand_in):
+    """Gives the finished simulators: on the CPU's lanes, and on the stand-in's."""
+
+    def run(changes, make_algorithm=lambda: None, index=None):
+        config = RunConfig(**(SETTINGS | changes))
+        plain = Simulator(FEDERATION, config, algorithm=make_algorithm(), index=index)
+        use_stand_in()
+        config = dataclasses.replace(config, lanes=2)
+        replayed = Simulator(FEDERATION, config, algorithm=make_algorithm(), index=index)
+        for simulator in (plain, replayed):
+            simulator.run()
+            simulator.close()
+        return plain, replayed
+
+    return run
 
 
 def same_bits(plain, replayed):
@@ -194,15 +213,15 @@ def same_bits(plain, replayed):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_has_the_bits_of_the_cpus(cuda, algorithm):
+def test_every_algorithm_has_the_bits_of_the_cpus(cuda, run_both, algorithm):
     # Evaluation after every round binds the lanes' modules to the global row and back.
-    assert same_bits(*run_both(cuda, {"algorithm": algorithm}))
+    assert same_bits(*run_both({"algorithm": algorithm}))
     assert sum(g.replays for g in cuda.graphs) > 40
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet8"])
-def test_convolutions_batch_norm_and_augmentation_have_the_bits_of_the_cpus(cuda, model):
-    assert same_bits(*run_both(cuda, {"model": model, "augment": "crop-flip", "rounds": 2}))
+def test_convolutions_batch_norm_and_augmentation_have_the_bits_of_the_cpus(cuda, run_both, model):
+    assert same_bits(*run_both({"model": model, "augment": "crop-flip", "rounds": 2}))
     assert sum(g.replays for g in cuda.graphs) > 20
 
 
@@ -221,13 +240,14 @@ class TwoKinds(Algorithm):
         return loss + z.square().mean() if client.variant else loss
 
 
-def test_steps_that_differ_in_kind_have_graphs_of_their_own(cuda):
+def test_steps_that_differ_in_kind_have_graphs_of_their_own(cuda, use_stand_in):
     algorithm, model, data = TwoKinds(), tiny(), LoggedData(cuda, 24)
-    replayed = train(stand_in_lanes(cuda, model, 1), data, [8, 8, 8], algorithm)
+    plain = train(lanes_for(model), data, [8, 8, 8], TwoKinds())
+    use_stand_in()
+    replayed = train(lanes_for(model), data, [8, 8, 8], algorithm)
     assert algorithm.asked == [False, False, True, True]  # each ran once and was recorded once
     assert [g.replays for g in cuda.graphs] == [7, 3]
-    lanes = Lanes(model, layout_of(model), 1, CPU)
-    assert torch.equal(replayed, train(lanes, data, [8, 8, 8], TwoKinds()))
+    assert torch.equal(replayed, plain)
 
 
 class UsesTheId(Algorithm):
@@ -237,8 +257,8 @@ class UsesTheId(Algorithm):
         return super().loss(client, x, y, z, logits) * (1 + client.id)
 
 
-def test_the_stand_in_finds_what_a_graph_would_get_wrong(cuda):
-    assert not same_bits(*run_both(cuda, {}, UsesTheId))
+def test_the_stand_in_finds_what_a_graph_would_get_wrong(run_both):
+    assert not same_bits(*run_both({}, UsesTheId))
 
 
 class AsksTheDevice(Algorithm):
@@ -247,56 +267,75 @@ class AsksTheDevice(Algorithm):
         return loss * 2 if loss.item() > 1 else loss
 
 
-def test_a_step_that_asks_the_device_is_refused_with_the_remedy(cuda):
+def test_a_step_that_asks_the_device_is_refused_with_the_remedy(run_both):
     with pytest.raises(TrainingError, match=r"cannot be recorded.*capturable = False"):
-        run_both(cuda, {}, AsksTheDevice)
+        run_both({}, AsksTheDevice)
 
 
-def test_a_step_that_is_not_capturable_runs_as_it_is(cuda):
+def test_a_step_that_is_not_capturable_runs_as_it_is(cuda, run_both):
     def algorithm():
         made = AsksTheDevice()
         made.capturable = False
         return made
 
-    assert same_bits(*run_both(cuda, {}, algorithm))
+    assert same_bits(*run_both({}, algorithm))
     assert not cuda.graphs
 
 
-def test_a_module_that_is_not_capturable_runs_as_it_is(cuda, monkeypatch):
+def test_a_module_that_is_not_capturable_runs_as_it_is(cuda, use_stand_in, monkeypatch):
     monkeypatch.setattr(Tiny, "capturable", False, raising=False)
-    train(stand_in_lanes(cuda, tiny(), 1), LoggedData(cuda, 16), [16])
+    use_stand_in()
+    train(lanes_for(tiny()), LoggedData(cuda, 16), [16])
     assert not cuda.graphs
     assert not any(m.capturable for m in CCT(4, (16, 16, 3)).modules() if type(m) is Attention)
 
 
-def test_an_index_that_moves_is_not_recorded(cuda):
+def test_an_index_that_moves_is_not_recorded(cuda, run_both):
     config = {"improve": ("local",), "index": "local-model-weights"}
-    assert same_bits(*run_both(cuda, config))
+    assert same_bits(*run_both(config))
     assert not cuda.graphs
 
 
-def test_an_index_that_stays_is_recorded(cuda):
-    feature = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(0))
-    sizes = torch.from_numpy(FEDERATION.partition.sizes)
-    counts, facts = FEDERATION.label_counts, {"federation": federation_facts(FEDERATION)}
-    index = ClientIndex(feature, torch.zeros(6, 0), sizes, counts, None, facts)
+def random_index(seed):
+    feature = torch.randn(6, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return index_of(FEDERATION, feature, torch.zeros(6, 0))
+
+
+def test_an_index_that_stays_is_recorded(cuda, run_both):
     config = {"improve": ("local",)}
-    assert same_bits(*run_both(cuda, config, index=index))
+    assert same_bits(*run_both(config, index=random_index(0)))
     assert sum(g.replays for g in cuda.graphs) > 40
 
 
-def test_another_index_or_algorithm_is_recorded_anew(cuda):
-    lanes = stand_in_lanes(cuda, tiny(), 1)
-    data, layout = LoggedData(cuda, 8), layout_of(tiny())
-    server, cohort = Arena(layout, 1), Arena(layout, 1)
-    for algorithm in [Algorithm()] * 2 + [Algorithm()]:
-        train_cohort(lanes, server, cohort, data, (np.arange(8),), np.arange(1), HOW, algorithm, 1)
+def test_another_part_of_the_training_is_recorded_anew(cuda, use_stand_in):
+    use_stand_in()
+    lanes = lanes_for(tiny())
+    first = training_of(lanes, LoggedData(cuda, 8), [8])
+    other = dataclasses.replace(first, objective=Algorithm())
+    for training in (first, first, other):
+        train_cohort(training, np.arange(1), 1)
     lanes.close()
     assert [g.replays for g in cuda.graphs] == [3 + 4, 3]
     assert len({g.pool for g in cuda.graphs}) == 2
 
 
-def test_the_index_network_has_the_bits_of_the_cpus(cuda, monkeypatch):
+def test_another_index_is_recorded_anew(cuda, use_stand_in):
+    config = RunConfig(**SETTINGS | {"improve": ("local",), "lanes": 2})
+    ends = []
+    for _ in range(2):  # on the CPU's lanes, then on the stand-in's
+        simulator = Simulator(FEDERATION, config, index=random_index(0))
+        rounds = simulator.rounds()
+        next(rounds), next(rounds)
+        simulator.use_index(random_index(1))
+        next(rounds)
+        simulator.close()
+        ends.append(simulator)
+        use_stand_in()
+    assert same_bits(*ends)
+    assert cuda.graphs
+
+
+def test_the_index_network_has_the_bits_of_the_cpus(cuda, use_stand_in):
     federation, images, labels = planted(clients_per_domain=1, samples=17, classes=5)
     pairs = Pairs(images, labels, federation.dataset.y_train, CPU)
     config = IndexConfig(
@@ -308,11 +347,9 @@ def test_the_index_network_has_the_bits_of_the_cpus(cuda, monkeypatch):
         batch_size=8,
         lanes=1,  # all add to one tensor of losses, which the stand-in cannot tell apart
     )
-    runs = []
-    for make_lane in (None, functools.partial(CudaLane, cuda=cuda)):
-        monkeypatch.setattr(index_training, "Lanes", functools.partial(Lanes, make_lane=make_lane))
-        runs.append(index_training.train_network(pairs, federation.partition, config))
-    (plain, curve), (replayed, replayed_curve) = runs
+    plain, curve = train_network(pairs, federation.partition, config)
+    use_stand_in()
+    replayed, replayed_curve = train_network(pairs, federation.partition, config)
     assert curve == replayed_curve
     assert all(map(torch.equal, plain.parameters(), replayed.parameters()))
     assert sum(g.replays for g in cuda.graphs) > 5

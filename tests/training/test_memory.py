@@ -60,7 +60,7 @@ def test_a_thousand_resnet18_are_planned_to_spill(free):
     rows = resnet18_rows(budget)
     plan = plan_rows([rows], budget, 1000)
     assert plan.sentence == (
-        "44.7 MB of state a client, 44.7 GB for 1000 clients: 156 fit in host memory, "
+        "44.7 MB of state per client, 44.7 GB for 1000 clients: 156 fit in host memory, "
         "37.7 GB go to a memory-mapped file (slower)"
     )
     assert budget.host == 7 * GB  # a plan takes nothing
@@ -79,12 +79,12 @@ def test_a_thousand_resnet18_are_refused_where_the_disk_is_full(free):
         plan_rows([resnet18_rows(budget)], budget, 1000)
     half = resnet18_rows(budget, dtype=torch.bfloat16)
     assert plan_rows([half], budget, 1000).file == pytest.approx(15.3 * GB, rel=0.01)
-    assert "22.3 MB of state a client" in plan_rows([half], budget, 1000).sentence
+    assert "22.3 MB of state per client" in plan_rows([half], budget, 1000).sentence
 
 
 def test_the_plan_is_what_happens():
     budget = Budget(0, 1_000_000)
-    rows = ClientRows("h", 20, 30_000, device=CPU, budget=budget)  # 120 KB a client
+    rows = ClientRows("h", 20, 30_000, device=CPU, budget=budget)  # 120 KB per client
     plan = plan_rows([rows], budget, 20)
     assert "8 fit in host memory, 1.44 MB go to" in plan.sentence
     for client in range(20):
@@ -113,7 +113,7 @@ def test_a_run_that_cannot_fit_is_refused_before_it_allocates(free, monkeypatch)
     def must_not_be_called(*args, **kwargs):
         raise AssertionError("allocated before the check")
 
-    monkeypatch.setattr("c2v_sim.simulator.simulator.Arena", must_not_be_called)
+    monkeypatch.setattr("c2v_sim.simulator.build.Arena", must_not_be_called)
     config = RunConfig(model="resnet18", participation=1.0, lanes=2)
     message = (
         r"this run needs 4.9 GB on cpu \(100 models of the cohort 4.5 GB, 2 lanes 358 MB, the "
@@ -143,7 +143,7 @@ def test_the_place_of_the_state_does_not_show_in_the_result(algorithm, tmp_path)
         simulator = simulator_with(federation, config, scratch=tmp_path)
         simulator.run()
         simulator.close()
-        rows = next(iter(simulator._client_rows.values()))
+        rows = next(iter(simulator._state.parts.rows.values()))
         return rows, bits(simulator.state(), ordered=False)
 
     all_fit, wanted = run(0.0)
@@ -174,10 +174,10 @@ def test_bfloat16_state_takes_half_and_hardly_changes_the_model():
     torch.testing.assert_close(*models, rtol=0.02, atol=1e-3)
 
 
-def test_the_simulator_says_how_much_a_client_takes():
+def test_the_simulator_says_how_much_every_client_takes():
     federation = image_federation(clients=6)
     config = RunConfig(algorithm="moon", rounds=2, participation=0.34, state_memory=1e-9)
     plan = Simulator(federation, config).row_plan
     assert plan.participants == 4  # two rounds of two
     assert plan.sentence.endswith("none fit in memory, 7.71 MB go to a memory-mapped file (slower)")
-    assert memory.in_bytes(plan.a_client) in plan.sentence
+    assert memory.in_bytes(plan.per_client) in plan.sentence

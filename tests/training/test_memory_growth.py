@@ -9,7 +9,7 @@ from c2v_sim import RunConfig, Simulator
 
 
 def test_memory_stays_flat_over_rounds():
-    # One forgotten copy of the model (2.4 MB) a round would be 96 MB after these 40 rounds.
+    # One forgotten copy of the model (2.4 MB) per round would be 96 MB after these 40 rounds.
     settings = RunConfig(model="mlp", participation=0.5, rounds=60, local_epochs=1, lanes=2)
     simulator = Simulator(image_federation(side=32), settings)
     resident = {}

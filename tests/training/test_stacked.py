@@ -11,7 +11,9 @@ from torch import nn
 
 from c2v_sim import Federation, RunConfig, Simulator
 from c2v_sim.algorithms import Algorithm
+from c2v_sim.algorithms.fedavgm import FedAvgM
 from c2v_sim.models import MLP, build_model
+from c2v_sim.simulator.build import local_training, trains_stacked
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.training.cohort import train_cohort
@@ -38,20 +40,15 @@ def feature_federation(sizes, width=12, classes=3):
     return Federation.from_arrays(x, y, owner, **test, class_names=["a", "b", "c"][:classes])
 
 
-def arguments(s, clients):
-    samples = s.federation.partition.train
-    return s.lanes, s.server, s.cohort, s.train_data, samples, clients, s.how
-
-
 def both_ways(federation, model, lanes=2, **changes):
     """(losses, rows) of the lanes, then of stacking, from the same start."""
     settings = dataclasses.replace(SETTINGS, lanes=lanes, **changes)
     s = Simulator(federation, settings, model=model)
     clients, out = np.arange(s.cohort_size), []
     for train in (train_cohort, train_stacked):
-        s.cohort.data.fill_(torch.nan)
-        losses = train(*arguments(s, clients), s.algorithm, 4)
-        out.append((losses, s.cohort.data.clone()))
+        s.training.cohort.data.fill_(torch.nan)
+        losses = train(s.training, clients, 4)
+        out.append((losses, s.training.cohort.data.clone()))
     s.close()
     return out
 
@@ -104,9 +101,9 @@ def test_same_bits_for_any_number_of_lanes_and_threads():
 
 
 def test_batches_are_those_of_the_lanes():
-    how = Simulator(feature_federation([5]), SETTINGS).how
+    local = local_training(SETTINGS)
     ids = [np.arange(100, 117), np.arange(3)]
-    batches = make_batches(ids, [9, 2], how, round=6)
+    batches = make_batches(ids, [9, 2], local, 6)
     assert batches.counts.tolist() == [[8, 3], [8, 3], [8, 0], [8, 0]]  # 17 % 8 = 1 is dropped
     order = np.random.default_rng([SETTINGS.seed, 3, 6, 9])
     first, second = order.permutation(17)[:16], order.permutation(17)[:16]
@@ -117,11 +114,11 @@ def test_batches_are_those_of_the_lanes():
 def test_every_client_is_reported_and_a_stop_is_obeyed():
     s = Simulator(feature_federation([6] * 40), SETTINGS)
     done = []
-    train_stacked(*arguments(s, np.arange(40)), s.algorithm, 1, done.append)
+    train_stacked(s.training, np.arange(40), 1, done.append)
     assert sorted(done) == list(range(40))
     s.stop.set()
     with pytest.raises(Interrupted):
-        train_stacked(*arguments(s, np.arange(40)), s.algorithm, 1)
+        train_stacked(s.training, np.arange(40), 1)
     s.close()
 
 
@@ -130,7 +127,7 @@ def test_a_diverging_client_is_named():
     federation.dataset.x_train[federation.partition.train[3]] = 1e30
     s = Simulator(federation, SETTINGS)
     with pytest.raises(TrainingError, match=r"round 2, client 3, algorithm fedavg.*not finite"):
-        train_stacked(*arguments(s, np.arange(5)), s.algorithm, 2)
+        train_stacked(s.training, np.arange(5), 2)
     s.close()
 
 
@@ -139,27 +136,78 @@ class OtherLoss(Algorithm):
         return logits.sum()
 
 
+class OtherTerms(FedAvgM):
+    def step_terms(self, client):
+        return {"proximal": 0.1, "anchor": client.origin}
+
+
+class OtherFeatures(MLP):
+    def features(self, x):
+        return super().features(x).tanh()
+
+
 class OtherUpdate(Algorithm):
     def update(self, server, cohort, weights):
         pass
 
 
 def test_what_is_stackable():
-    s = Simulator(feature_federation([5, 6, 7, 8]), SETTINGS)
-    how, fedavg, model = s.how, Algorithm(), MLP(3, (12,), 20)
-    s.close()
-    assert stackable(model, how, fedavg, 4)
-    assert stackable(model, how, OtherUpdate(), 4)  # not a matter of local training
-    assert stackable(MLP(3, (784,), 0), how, fedavg, 100)
-    assert not stackable(model, how, fedavg, 1)
-    assert not stackable(model, how, OtherLoss(), 4)
-    assert not stackable(MLP(10, (3072,), 200), how, fedavg, 10)  # too large to gain
+    local, fedavg, model = local_training(SETTINGS), Algorithm(), MLP(3, (12,), 20)
+    assert stackable(model, local, fedavg, 4)
+    assert stackable(model, local, OtherUpdate(), 4)  # not a matter of local training
+    assert stackable(MLP(3, (784,), 0), local, fedavg, 100)
+    assert not stackable(model, local, fedavg, 1)
+    assert stackable(model, local, FedAvgM(), 4)
+    assert not stackable(model, local, OtherLoss(), 4)
+    assert not stackable(model, local, OtherTerms(), 4)
+    assert not stackable(OtherFeatures(3, (12,), 20), local, fedavg, 4)
+    assert not stackable(MLP(10, (3072,), 200), local, fedavg, 10)  # too large to gain
     cnn = build_model("cnn", classes=3, input_shape=(16, 16, 3), seed=0)
-    assert not stackable(cnn, how, fedavg, 4)
-    assert not stackable(model, dataclasses.replace(how, augment=True), fedavg, 4)
-    assert not stackable(model, dataclasses.replace(how, optimiser=Adam()), fedavg, 4)
+    assert not stackable(cnn, local, fedavg, 4)
+    assert not stackable(model, dataclasses.replace(local, augment=True), fedavg, 4)
+    assert not stackable(model, dataclasses.replace(local, optimiser=Adam()), fedavg, 4)
     model.projection = nn.Linear(20, 5)  # trained by a loss of its own
-    assert not stackable(model, how, fedavg, 4)
+    assert not stackable(model, local, fedavg, 4)
+
+
+def test_hooks_that_are_replaced_on_the_object_are_not_stacked_either():
+    fedavg = Algorithm()
+    fedavg.begin = lambda client: None
+    assert not fedavg.plain_sgd
+
+
+def test_an_own_algorithm_is_trained_by_its_own_loss():
+    federation = feature_federation([5, 6, 7, 8])
+    changes = {"model": "linear", "rounds": 1, "local_epochs": 1, "momentum": 0.0}
+    config = dataclasses.replace(SETTINGS, **changes, weight_decay=0.0)
+    assert Simulator(federation, config).stacked
+    simulator = Simulator(federation, config, algorithm=OtherLoss())
+    start = simulator.global_model()["classifier.bias"]
+    simulator.run()
+    simulator.close()
+    # One batch per client, and the sum of all logits grows with each bias by its samples.
+    mean = (np.array([5, 6, 7, 8]) ** 2).sum() / 26
+    moved = simulator.global_model()["classifier.bias"] - start
+    torch.testing.assert_close(moved, torch.full((3,), -config.lr * float(mean)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "stacked"),
+    [
+        ({"model": "linear"}, True),
+        ({"algorithm": "fedavgm"}, True),
+        ({"algorithm": "fedprox"}, False),
+        ({"model": "cnn"}, False),
+        ({"improve": ("local",)}, False),
+        ({"participation": 0.1}, False),
+    ],
+)
+def test_whether_a_run_stacks_is_known_before_it_is_built(changes, stacked):
+    federation = image_federation(clients=10, smallest=2)
+    config = dataclasses.replace(SETTINGS, **changes)
+    simulator = Simulator(federation, config)
+    assert trains_stacked(federation, config) == simulator.stacked == stacked
+    simulator.close()
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp"])
@@ -169,7 +217,7 @@ def test_a_run_that_stacks_equals_plain_torch_whatever_the_lanes(model):
     ends = []
     for lanes in (1, 2):
         simulator = Simulator(federation, dataclasses.replace(settings, lanes=lanes))
-        assert stackable(simulator.model, simulator.how, simulator.algorithm, 5)
+        assert simulator.stacked
         simulator.run()
         simulator.close()
         ends.append(simulator.global_model())

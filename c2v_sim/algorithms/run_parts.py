@@ -1,0 +1,62 @@
+"""What an algorithm is given of a run in `start` and `before_round`; whole when it is handed out.
+
+Tensors that last from round to round are asked of it in `start`; the run saves them by their name
+and puts them back.
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from c2v_sim.data.federation import Federation
+from c2v_sim.data.resident import ResidentData
+from c2v_sim.training.arena import Arena, Layout
+from c2v_sim.training.client_rows import Budget, ClientRows
+from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.local_training import LocalTraining, batch_bounds
+
+
+@dataclass(frozen=True, eq=False)
+class RunParts:
+    """The parts of a run that are the same in all rounds, and the state that lasts."""
+
+    federation: Federation
+    model: nn.Module  # as it was built; the lanes train copies of it
+    server: Arena  # row 0: the global model
+    lanes: Lanes
+    train_data: ResidentData
+    local: LocalTraining
+    budget: Budget  # of the clients' rows
+    row_dtype: torch.dtype = torch.float32
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # those of server_state
+    rows: dict[str, ClientRows] = field(default_factory=dict)  # those of client_rows
+
+    @property
+    def layout(self) -> Layout:
+        return self.server.layout
+
+    @property
+    def device(self) -> torch.device:
+        return self.train_data.device
+
+    def server_state(self, name: str, *shape: int) -> Tensor:
+        """Zeros that the algorithm changes in place and the checkpoint keeps."""
+        self.tensors[name] = torch.zeros(shape, device=self.device)
+        return self.tensors[name]
+
+    def client_rows(self, name: str, width: int) -> ClientRows:
+        """A row of `width` numbers for every client, kept between its participations."""
+        self.rows[name] = ClientRows(
+            name,
+            self.federation.partition.clients,
+            width,
+            device=self.device,
+            budget=self.budget,
+            dtype=self.row_dtype,
+        )
+        return self.rows[name]
+
+    def batches(self, samples: int) -> list[tuple[int, int]]:
+        """Begin and end of each batch of a client with so many samples."""
+        return batch_bounds(samples, self.local.batch_size)

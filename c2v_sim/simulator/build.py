@@ -1,0 +1,93 @@
+"""What a run trains with, made before its first round: data on the device, arenas and lanes."""
+
+import threading
+
+import torch
+from torch import Tensor
+
+from c2v_sim.algorithms import ALGORITHMS
+from c2v_sim.config import RunConfig
+from c2v_sim.data.dataset import Dataset
+from c2v_sim.data.federation import Federation
+from c2v_sim.data.resident import ResidentData
+from c2v_sim.models import logits
+from c2v_sim.simulator.model import Assembled, assemble
+from c2v_sim.training.arena import Arena, Layout, layout_of
+from c2v_sim.training.lanes import Lanes, lane_count
+from c2v_sim.training.local_training import CohortTraining, LocalTraining
+from c2v_sim.training.memory import check_fits, lane_bytes
+from c2v_sim.training.optimisers import Sgd
+from c2v_sim.training.sampling import cohort_size
+from c2v_sim.training.stacked import stackable
+
+
+def resident_data(dataset: Dataset, device: torch.device) -> tuple[ResidentData, ResidentData]:
+    """Training and test samples on the device."""
+    scale = (dataset.mean, dataset.std, device)
+    train = ResidentData(dataset.x_train, dataset.y_train, *scale)
+    return train, ResidentData(dataset.x_test, dataset.y_test, *scale)
+
+
+def some_inputs(data: ResidentData, count: int) -> Tensor:  # [count, …]
+    """The first sample `count` times, on the CPU, where models are built."""
+    ids = torch.zeros(count, dtype=torch.int64, device=data.device)
+    return data.batch(ids)[0].cpu()
+
+
+def local_training(config: RunConfig) -> LocalTraining:
+    return LocalTraining(
+        epochs=config.local_epochs,
+        batch_size=config.batch_size,
+        optimiser=Sgd(config.lr, config.momentum, config.weight_decay),
+        seed=config.seed,
+        augment=config.augment == "crop-flip",
+    )
+
+
+def build_training(
+    config: RunConfig,
+    federation: Federation,
+    data: ResidentData,
+    built: Assembled,
+    cohort: int,
+    stop: threading.Event,
+) -> CohortTraining:
+    """Arenas and lanes for cohorts of `cohort` clients; refused where they do not fit in memory."""
+    model, layout, device = built.model, layout_of(built.model), data.device
+
+    def one_lane() -> int:
+        x = some_inputs(data, 2)
+        return lane_bytes(model, lambda: logits(model, x), len(x), config.batch_size)
+
+    lanes = min(lane_count(config.lanes, device, one_lane), cohort)
+    check_memory(layout, device, cohort, lanes)
+    server = Arena(layout, 1, device)
+    server.read(model, 0)
+    return CohortTraining(
+        server=server,
+        cohort=Arena(layout, cohort, device),
+        lanes=Lanes(model, layout, lanes, device, stop),
+        data=data,
+        samples=federation.partition.train,
+        local=local_training(config),
+        objective=built.objective,
+    )
+
+
+def check_memory(layout: Layout, device: torch.device, cohort: int, lanes: int) -> None:
+    row = 4 * layout.size
+    parts = {
+        f"{cohort} models of the cohort": row * cohort,
+        f"{lanes} lanes": 4 * row * lanes,  # row, gradients, momentum, activations at least
+        "the global model": row,
+    }
+    check_fits(device, parts)
+
+
+def trains_stacked(federation: Federation, config: RunConfig) -> bool:
+    """Whether the run that `config` describes would train its cohorts stacked."""
+    data, _ = resident_data(federation.dataset, torch.device("cpu"))
+    algorithm = ALGORITHMS[config.algorithm](config)
+    built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
+    cohort = cohort_size(config.participation, federation.partition.clients)
+    return stackable(built.model, local_training(config), built.objective, cohort)

@@ -1,0 +1,90 @@
+"""What lasts from round to round: all that the rest of a run depends on.
+
+    server, integers                    the global model
+    last, H, scores                     of simulator/steering.py, where an index steers
+    algorithm.NAME                      tensors that the algorithm keeps on the server
+    client.NAME.ids, client.NAME.rows.0 …   rows that it, or the classifier index, keeps per client
+
+These are the names of the tensors in a checkpoint.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from c2v_sim.algorithms import Algorithm
+from c2v_sim.algorithms.run_parts import RunParts
+from c2v_sim.config import RunConfig
+from c2v_sim.data.federation import Federation
+from c2v_sim.data.resident import ResidentData
+from c2v_sim.simulator.classifier_index import ClassifierIndex, classifier_width
+from c2v_sim.simulator.objective import Regularised
+from c2v_sim.simulator.steering import Steering
+from c2v_sim.training.local_training import CohortTraining
+from c2v_sim.training.memory import RowPlan, plan_rows, row_budget
+
+STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass
+class RunState:
+    """The state after `round` finished rounds."""
+
+    parts: RunParts  # the global model, the algorithm's tensors and the clients' rows
+    classifiers: ClassifierIndex | None  # whose rows are among them
+    row_plan: RowPlan
+    steering: Steering | None = None  # brought by the client index
+    round: int = 0
+
+    def tensors(self) -> dict[str, Tensor]:
+        """By name. Views, not copies: client rows can be large."""
+        server = self.parts.server
+        tensors = {"server": server.data, "integers": server.integers}
+        tensors |= self.steering.state() if self.steering else {}
+        tensors |= {f"algorithm.{name}": t for name, t in self.parts.tensors.items()}
+        for name, rows in self.parts.rows.items():
+            tensors |= {f"client.{name}.{part}": t for part, t in rows.state().items()}
+        return tensors
+
+    def load(self, t: int, tensors: dict[str, Tensor]) -> None:
+        """Put back what `tensors` gave after round `t`."""
+        for name, tensor in self.tensors().items():
+            if not name.startswith("client."):
+                tensor.copy_(tensors[name])
+        for name, rows in self.parts.rows.items():
+            prefix = f"client.{name}."
+            own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+            rows.load_state(own)
+        self.round = t
+
+
+def begin_state(
+    config: RunConfig,
+    federation: Federation,
+    model: nn.Module,
+    algorithm: Algorithm,
+    training: CohortTraining,
+    data: ResidentData,
+    scratch: Path | None,
+) -> RunState:
+    """The state before the first round; refused where its rows fit neither memory nor disk."""
+    budget = row_budget(data.device, config.state_memory, scratch)
+    parts = RunParts(
+        federation=federation,
+        model=model,
+        server=training.server,
+        lanes=training.lanes,
+        train_data=data,
+        local=training.local,
+        budget=budget,
+        row_dtype=STATE_DTYPES[config.state_dtype],
+    )
+    algorithm.start(parts)
+    classifiers = None
+    if isinstance(training.objective, Regularised) and training.objective.index_grows:
+        rows = parts.client_rows("classifier", classifier_width(model))
+        classifiers = ClassifierIndex(model, parts.layout, rows)
+    participants = min(federation.partition.clients, config.rounds * len(training.cohort.data))
+    return RunState(parts, classifiers, plan_rows(list(parts.rows.values()), budget, participants))

@@ -1,0 +1,93 @@
+"""What a cohort's local training is made of: data, settings, and the objective that is minimised.
+
+A CohortTraining is made once and serves every round; training/cohort.py trains by it one client on
+each lane, training/stacked.py many clients in one computation. It never changes: another part makes
+another CohortTraining with another `version`, by which a lane knows that the steps that it has
+recorded (training/cuda_lane.py) are of no use any more.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from c2v_sim.system.seeding import SHUFFLE
+from c2v_sim.training.arena import Arena
+from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.optimisers import Optimiser, StepTerms
+
+_versions = itertools.count(1)
+
+
+class Data(Protocol):
+    """Samples on a device; a batch is the two tensors that the objective takes."""
+
+    device: torch.device
+
+    def batch(
+        self, ids: Tensor, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class Objective(Protocol):
+    """What clients train by: an algorithm, or an algorithm and what is added to its loss.
+
+    `begin` and `local_loss` run on the lanes' threads, at the same time for several clients.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capturable(self) -> bool:
+        """Whether a step may be recorded once and replayed (training/cuda_lane.py)."""
+
+    @property
+    def plain_sgd(self) -> bool:
+        """Whether it is cross entropy and nothing else, so that clients may be stacked."""
+
+    def begin(self, client: LocalClient) -> None:
+        """`client` is about to train."""
+
+    def step_terms(self, client: LocalClient) -> StepTerms:
+        """What the optimiser's step adds to the gradient."""
+
+    def local_loss(self, client: LocalClient, x: Tensor, y: Tensor, /) -> Tensor:
+        """The whole loss of a batch."""
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """The settings of one client's training."""
+
+    epochs: int
+    batch_size: int
+    optimiser: Optimiser
+    seed: int
+    augment: bool = False
+    stream: int = SHUFFLE  # of the random order
+
+
+@dataclass(frozen=True, eq=False)
+class CohortTraining:
+    """All that local training is made of, but who trains and in which round."""
+
+    lanes: Lanes
+    server: Arena  # row 0: the global model, where every client begins
+    cohort: Arena  # row by row what the clients of a cohort end with
+    data: Data
+    samples: tuple[np.ndarray, ...]  # ids of each client's samples
+    local: LocalTraining
+    objective: Objective
+    version: int = field(default_factory=_versions.__next__, init=False)
+
+
+def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:
+    """Begin and end of each batch; a last batch of one sample is dropped (batch norm fails)."""
+    if samples > 1 and batch_size > 1 and samples % batch_size == 1:
+        samples -= 1
+    return [(s, min(s + batch_size, samples)) for s in range(0, samples, batch_size)]
