@@ -9,9 +9,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from c2v_sim.run.failures import ENDING, failure_file, failure_reason
 from c2v_sim.run.files import CONFIG, MANIFEST, JsonObject
-from c2v_sim.run.reader import Run, has_begun, read_run, read_settings
+from c2v_sim.run.reader import (
+    ENDING,
+    Run,
+    failure_file,
+    failure_reason,
+    has_begun,
+    read_run,
+    read_settings,
+)
 
 ENCODER_STAND_INS = ("builtin", "pretrained-lite")  # the paper's is CLIP
 

@@ -27,8 +27,7 @@ from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, check_same_data, new_path
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
-from c2v_sim.run.messages import COMMAND, resume_command, show_result, show_start
-from c2v_sim.run.progress import Progress
+from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
 from c2v_sim.run.results import write_results
 from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer

@@ -3,8 +3,13 @@
 A run directory is one with config.toml and manifest.json. What a run that is still going (or was
 stopped) does not have yet is None; a file that is there and cannot be read is a ValueError.
 Records, clients and index are read when they are first asked for.
+
+NAME.failed beside a run directory NAME: a sweep gave up on this cell. The sweep writes it with the
+command, the exit code and the end of the log, and removes it when it tries the cell again. Where
+the cell failed before it began, for lack of an index for example, there is no NAME.
 """
 
+import signal
 import tomllib
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +20,12 @@ import numpy as np
 from c2v_sim.data.partition import Partition
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.failures import failure_file, failure_reason
 from c2v_sim.run.files import JsonObject, read_json
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.system.archive import read_npz
+from c2v_sim.system.errors import ERROR
+
+ENDING = ".failed"
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,3 +148,26 @@ def _older_clients(path: Path, index: ClientIndex | None) -> Clients:
     counts = None if index is None else index.label_counts.numpy()
     domains = None if partition.domains is None else np.array(partition.domains)
     return Clients(partition.sizes, tests, counts, domains)
+
+
+def failure_file(folder: Path) -> Path:
+    """Where it stands that the run of this directory failed."""
+    return folder.with_name(folder.name + ENDING)
+
+
+def failure_reason(path: Path) -> str:
+    """Why the run ended: what the file says."""
+    facts = read_json(path)
+    return reason(facts["exit_code"], facts["log"])
+
+
+def reason(code: int, log: list[str]) -> str:
+    """The first sentence of the error that a run ended with; the signal that killed it, or else
+    its exit code and last line."""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + (", perhaps for want of memory" if name == "SIGKILL" else "")
+    last = log[-1] if log else ""
+    if last.startswith(ERROR):
+        return last.removeprefix(ERROR).split(". ")[0]
+    return f"exit code {code}" + (f": {last}" if last else "")

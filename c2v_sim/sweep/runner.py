@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from c2v_sim.config import RunConfig, index_settings, to_toml
-from c2v_sim.run.failures import failure_file, reason
 from c2v_sim.run.files import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.run.index import SETTINGS, directory_settings
+from c2v_sim.run.reader import failure_file, reason
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, shares_of
 from c2v_sim.sweep.progress import SweepProgress

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from c2v_sim.run.failures import reason
+from c2v_sim.run.reader import reason
 from c2v_sim.sweep import jobs as sweep_jobs
 from c2v_sim.sweep.jobs import Job, fits, run_jobs, shares_of
 from c2v_sim.system.interrupt import Interrupt

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from c2v_sim.config import RunConfig, saved_config
-from c2v_sim.run.failures import failure_file, failure_reason
 from c2v_sim.run.files import CONFIG, JsonObject
-from c2v_sim.run.reader import Run, read_run, run_state
+from c2v_sim.run.reader import Run, failure_file, failure_reason, read_run, run_state
 from c2v_sim.simulator.records import RoundRecord
 from c2v_sim.sweep.file import Cell, Sweep, cell_folder
 from c2v_sim.sweep.tables.layout import SEEDS
