@@ -36,7 +36,7 @@ def fenced(text, language):
 def test_the_pages_are_there():
     names = ("concepts", "adding-an-algorithm", "kernels", "reproducing-the-paper", "performance")
     assert {f"docs/{name}.md" for name in names} <= TEXTS.keys()
-    assert len(TEXTS["README.md"].splitlines()) < 120
+    assert len(TEXTS["README.md"].splitlines()) < 130
 
 
 @pytest.mark.parametrize("name", TEXTS)
