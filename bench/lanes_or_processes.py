@@ -153,9 +153,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     keep_freed_memory()
-    print(
-        "| ms per round | 1 thread | threads | processes | × of threads | × of processes to threads |"
-    )
+    print("| ms per round | 1 thread | threads | processes | × of threads | × of processes |")
     print("|---|---:|---:|---:|---:|---:|")
     for name in arguments.models:
         one, threads, processes = measure(
