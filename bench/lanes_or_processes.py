@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from c2v_sim import ops
 from c2v_sim.data.resident import ResidentData
-from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.freed_memory import keep_freed_memory
 from c2v_sim.training.arena import layout_of
 
 MODELS = {
@@ -153,9 +153,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
     keep_freed_memory()
-    print(
-        "| ms per round | 1 thread | threads | processes | × of threads | × processes to threads |"
-    )
+    print("| ms per round | 1 thread | threads | processes | × of threads | × of processes |")
     print("|---|---:|---:|---:|---:|---:|")
     for name in arguments.models:
         one, threads, processes = measure(

@@ -34,10 +34,7 @@ from c2v_sim.simulator.steering import Similarity, Steering, build_steering
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device, deterministic
 from c2v_sim.training.aggregation import shares
-from c2v_sim.training.arena import Arena, Layout
 from c2v_sim.training.cohort import OnClient, train_cohort
-from c2v_sim.training.lanes import Lanes
-from c2v_sim.training.memory import RowPlan
 from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort, cohort_size
 from c2v_sim.training.stacked import stackable, train_stacked
 
@@ -83,11 +80,13 @@ class Simulator:
         self.training = build_training(
             config, federation, self.train_data, built, self.cohort_size, self.stop
         )
-        local = self.training.local
+        self.server, self.lanes = self.training.server, self.training.lanes
+        self.layout, local = self.server.layout, self.training.local
         self.stacked = stackable(self.model, local, built.objective, self.cohort_size)
         self._state = begin_state(
             config, federation, self.model, self.algorithm, self.training, self.train_data, scratch
         )
+        self.row_plan = self._state.row_plan  # where the clients' rows will lie
         if self.index is not None:
             self.use_index(self.index)
 
@@ -95,23 +94,6 @@ class Simulator:
     def round(self) -> int:
         """Rounds finished."""
         return self._state.round
-
-    @property
-    def server(self) -> Arena:
-        """Row 0: the global model."""
-        return self.training.server
-
-    @property
-    def layout(self) -> Layout:
-        return self.training.server.layout
-
-    @property
-    def lanes(self) -> Lanes:
-        return self.training.lanes
-
-    @property
-    def row_plan(self) -> RowPlan:
-        return self._state.row_plan
 
     @property
     def steering(self) -> Steering | None:
