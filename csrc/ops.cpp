@@ -19,7 +19,8 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
       "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "projection_orthogonality(Tensor z_p, Tensor index, bool with_grad) -> (Tensor, Tensor)");
+      "projection_orthogonality(Tensor z_p, Tensor index, bool cosine, bool with_grad) "
+      "-> (Tensor, Tensor)");
   m.def("reconstruction_loss(Tensor d_hat, Tensor d, bool with_grad) -> (Tensor, Tensor)");
   m.def(
       "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "

@@ -14,7 +14,7 @@ from c2v_sim.ops.index_losses import (
     orthogonality_loss,
     similarity_loss,
 )
-from c2v_sim.ops.projection_orthogonality import projection_orthogonality
+from c2v_sim.ops.projection_orthogonality import prepared_index, projection_orthogonality
 from c2v_sim.ops.reconstruction_loss import reconstruction_loss
 from c2v_sim.ops.sampling import sample_cohort, sampling_probabilities
 from c2v_sim.ops.sgd_step import sgd_step_
@@ -28,6 +28,7 @@ __all__ = [
     "fused_ffn",
     "index_losses",
     "orthogonality_loss",
+    "prepared_index",
     "projection_orthogonality",
     "reconstruction_loss",
     "sample_cohort",

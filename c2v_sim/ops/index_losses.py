@@ -25,6 +25,7 @@ from torch import Tensor
 
 from c2v_sim.ops._dispatch import STORAGE, Operator
 from c2v_sim.ops._once import once_differentiable
+from c2v_sim.ops._unit_rows import unit_rows
 
 SIM, ORTH, DIV = 1, 2, 4  # bits of `terms`; csrc/cpu/index_losses.cpp knows them too
 SMALLEST = 1e-8
@@ -72,18 +73,9 @@ def _losses(
     return _operator(*tensors, terms, with_grad, backend=backend)[0]
 
 
-def unit_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] -> [N, D], [N]
-    """Rows over their lengths, and the lengths; 0, without gradient, for zero rows."""
-    norm = torch.linalg.vector_norm(x, dim=1)
-    zero = norm == 0
-    # The inner where keeps 0/0 out of the gradient.
-    safe = torch.linalg.vector_norm(torch.where(zero[:, None], torch.ones_like(x), x), dim=1)
-    return torch.where(zero[:, None], 0, x / safe[:, None]), torch.where(zero, 0, safe)
-
-
 def cosines_torch(a: Tensor, b: Tensor) -> Tensor:  # [N, D], [M, D] -> [N, M]
     """The definition of all cosines, by unit rows: <â, b̂> |a||b| / max(|a||b|, 1e-8)."""
-    (unit_a, norm_a), (unit_b, norm_b) = unit_rows_torch(a), unit_rows_torch(b)
+    (unit_a, norm_a), (unit_b, norm_b) = unit_rows(a), unit_rows(b)
     norms = norm_a[:, None] * norm_b
     return unit_a @ unit_b.T * torch.where(norms < SMALLEST, norms / SMALLEST, 1)
 
@@ -96,7 +88,7 @@ def index_losses_torch(
     rows = len(z)
     sim = orth = div = z[:0].sum() + u[:0].sum() + l[:0].sum()  # 0, but part of the graph
     if rows > 0 and terms & SIM:
-        (unit_z, norm_z), (unit_l, norm_l) = unit_rows_torch(z), unit_rows_torch(l)
+        (unit_z, norm_z), (unit_l, norm_l) = unit_rows(z), unit_rows(l)
         norms = norm_z * norm_l
         shortened = torch.where(norms < SMALLEST, norms / SMALLEST, 1)
         sim = (1 - (unit_z * unit_l).sum(1) * shortened).mean()

@@ -66,9 +66,10 @@ def assemble(
             columns = index_width(config, model, dataset.classes, feature_width)
             add_projection(model, width_of(model, sample), columns, dataset.classes)
             regulariser = LocalRegulariser(
-                config.regulariser_weight,
                 torch.zeros(0, columns),
-                orthogonality=not config.omit_local_orth,
+                weight=config.regulariser_weight,
+                orth_weight=0.0 if config.omit_local_orth else None,
+                form="cosine",
                 detach=config.dist_detach,
             )
     return Assembled(model, pretrained, regulariser)
