@@ -37,14 +37,20 @@ enum Layouts { kLeft = 1, kRight = 2, kBoth = 3 };  // rows6, rows16; cols16 alw
 
 // What a row is multiplied by when it is not normalised: 1, but 0 for a zero row (whose gradient
 // this masks) and NaN for one that is not finite, whose gradient would be finite otherwise.
-inline float scale_as_it_is(const float* row, int64_t dim) {
-  bool any = false;
-  float zero = 0;
-  for (int64_t k = 0; k < dim; ++k) {
-    any |= row[k] != 0;
-    zero += 0 * row[k];
+inline float scale_as_it_is(const float* row, int64_t padded_dim) {
+  float8 largest = {}, zero = {};
+  for (int64_t k = 0; k < padded_dim; k += 8) {
+    const float8 x = load8(row + k), size = x < 0.0f ? -x : x;
+    largest = size > largest ? size : largest;
+    zero += 0.0f * x;
   }
-  return any ? 1 + zero : 0;
+  bool any = false;
+  float not_finite = 0;
+  for (int lane = 0; lane < 8; ++lane) {
+    any |= largest[lane] > 0;
+    not_finite += zero[lane];
+  }
+  return any ? 1 + not_finite : not_finite;
 }
 
 struct UnitRows {
@@ -119,9 +125,9 @@ struct UnitRows {
     for (int64_t i = first; i < last; ++i) {
       float* u = unit.get() + (i - first) * padded_dim;
       std::copy(row(i), row(i) + dim, u);
-      norm[i] = std::sqrt(dot(u, u, padded_dim));
+      norm[i] = normalised ? std::sqrt(dot(u, u, padded_dim)) : 1;
       // An infinite norm would turn finite elements into silent zeros: let it be NaN.
-      inverse[i] = !normalised            ? scale_as_it_is(u, dim)
+      inverse[i] = !normalised            ? scale_as_it_is(u, padded_dim)
                    : norm[i] == 0         ? 0
                    : std::isinf(norm[i]) ? NAN
                                           : 1 / norm[i];
