@@ -11,6 +11,7 @@ forms (ops.projection_orthogonality), and L_dist the other direction of the dive
 
 from typing import Any
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim import ops
@@ -65,9 +66,14 @@ class LocalRegulariser:
 
     def _distillation(self, logits: Tensor, logits_p: Tensor) -> Tensor:
         logits = logits.detach() if self.detach else logits
-        if self.direction == "forward":
-            return ops.distillation_loss(logits, logits_p)
-        return ops.distillation_loss(logits_p, logits)
+        pair = (logits, logits_p) if self.direction == "forward" else (logits_p, logits)
+        return divergence(*pair)
+
+
+def divergence(logits: Tensor, others: Tensor) -> Tensor:  # 2 × [B, K] -> scalar
+    """The mean over rows of KL( softmax(logits) || softmax(others) ); gradients go to both."""
+    log_p, log_q = logits.log_softmax(1), others.log_softmax(1)
+    return F.kl_div(log_q, log_p, reduction="batchmean", log_target=True)
 
 
 def add_projection(model: nn.Module, width: int, index_width: int, classes: int) -> None:

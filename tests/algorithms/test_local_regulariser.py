@@ -13,6 +13,7 @@ from c2v_sim.algorithms.local_regulariser import (
     DIRECTIONS,
     LocalRegulariser,
     add_projection,
+    divergence,
 )
 from c2v_sim.ops.projection_orthogonality import FORMS
 
@@ -125,6 +126,47 @@ def test_equals_arithmetic_by_hand(form, direction):
     wanted = by_hand(form, direction, module, z, logits, index)
     for got, value in zip((loss, grads[0], grads[2]), wanted, strict=True):
         assert got.numpy() == pytest.approx(value, abs=1e-12)
+
+
+def logit_pair(rows, classes, scale=2.0, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return [scale * torch.randn(rows, classes, generator=g) for _ in range(2)]
+
+
+@pytest.mark.parametrize("scale", [1e-4, 2.0, 30.0, 1000.0])
+@pytest.mark.parametrize("classes", [1, 2, 33])
+def test_divergence_of_flat_and_extreme_logits(classes, scale):
+    a, b = (x.requires_grad_() for x in logit_pair(13, classes, scale))
+    exact = [x.detach().double().requires_grad_() for x in (a, b)]
+    value, wanted = divergence(a, b), divergence(*exact)
+    rounding = 1e-6 * max(1.0, scale)
+    torch.testing.assert_close(value.double(), wanted, rtol=1e-6, atol=rounding)
+    grads = torch.autograd.grad(value, (a, b))
+    for grad, of_exact in zip(grads, torch.autograd.grad(wanted, exact), strict=True):
+        torch.testing.assert_close(grad.double(), of_exact, rtol=1e-4, atol=rounding)
+
+
+def test_divergence_is_zero_for_equal_predictions_and_ignores_shifts_and_order():
+    a, b = logit_pair(6, 9)
+    assert divergence(a, a + 3).abs() < 1e-6
+    base = divergence(a, b)
+    assert base > 0
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(1))
+    for x, y in ((a + 20, b - 7), (a[:, order], b[:, order])):
+        torch.testing.assert_close(divergence(x, y), base, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("which", [0, 1])
+def test_divergence_shows_nan_and_inf(bad, which):
+    pair = logit_pair(5, 7)
+    pair[which][2, 3] = bad
+    assert not divergence(*pair).isfinite()
+
+
+def test_divergence_gradcheck():
+    pair = [x.double().requires_grad_() for x in logit_pair(4, 5)]
+    assert torch.autograd.gradcheck(divergence, pair)
 
 
 def test_an_index_is_prepared_when_it_is_set():
