@@ -10,13 +10,10 @@ products. No rows or no clients: 0. NaN and Inf give a loss that is not finite. 
 computed in float32.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from c2v_sim.ops._dispatch import STORAGE, Operator
-from c2v_sim.ops._once import once_differentiable
+from c2v_sim.ops._loss import loss_operator
 from c2v_sim.ops._unit_rows import unit_rows
 from c2v_sim.ops.index_losses import cosines_torch
 
@@ -89,31 +86,10 @@ def _fake(z_p: Tensor, rows: Tensor, cosine: bool, with_grad: bool) -> tuple[Ten
     )
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.with_grad = inputs[3]
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(inputs[0], output[1])
-
-
-def _backward(ctx: Any, upstream: Tensor | None, _: None) -> tuple:
-    if upstream is None:
-        return None, None, None, None
-    if not ctx.with_grad:
-        raise RuntimeError(
-            "projection_orthogonality: called with with_grad=False, so no gradient was formed"
-        )
-    z_p, grad = ctx.saved_tensors
-    grads = [(upstream * grad).to(z_p.dtype)]
-    return *once_differentiable("projection_orthogonality", grads, [z_p]), None, None, None
-
-
-_operator = Operator(
+_operator = loss_operator(
     "projection_orthogonality",
     "(Tensor z_p, Tensor index, bool cosine, bool with_grad) -> (Tensor, Tensor)",
     projection_orthogonality_torch,
     fake=_fake,
-    setup_context=_setup_context,
-    backward=_backward,
-    dtypes=STORAGE,
+    scaled=lambda upstream, gradients, options: (upstream * gradients[0], None),
 )
