@@ -4,20 +4,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from c2v_sim.ops import projection_orthogonality
+from c2v_sim.ops import prepared_index, projection_orthogonality
 
 
+@pytest.mark.parametrize("form", ["unit", "cosine"])
 @pytest.mark.parametrize("clients", [100, 1000, 10_000])
-def test_projection_orthogonality(compare, clients):
+def test_projection_orthogonality(compare, clients, form):
     g = torch.Generator().manual_seed(0)
     z_p = torch.randn(128, 512, generator=g).requires_grad_()
     index = torch.randn(clients, 512, generator=g)
 
+    rows, unit = prepared_index(index, form), F.normalize(index)
+
+    def fused():
+        return projection_orthogonality(z_p, rows, form, prepared=True)
+
     def eager():
-        return (F.normalize(z_p) @ F.normalize(index).T).abs().mean()
+        return ((F.normalize(z_p) if form == "cosine" else z_p) @ unit.T).abs().mean()
 
     compare(
-        lambda: torch.autograd.grad(projection_orthogonality(z_p, index), z_p),
+        lambda: torch.autograd.grad(fused(), z_p),
         {"eager": lambda: torch.autograd.grad(eager(), z_p)},
         flops=2 * 128 * clients * 512 * 2,
     )

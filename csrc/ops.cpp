@@ -7,9 +7,6 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
       "client_scores(Tensor feature_index, Tensor? label_index, Tensor cohort, Tensor omega) "
       "-> Tensor");
   m.def(
-      "distillation_loss(Tensor logits, Tensor logits_p, bool with_grad) "
-      "-> (Tensor, Tensor, Tensor)");
-  m.def(
       "fused_ffn(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, Tensor seed, "
       "float dropout) -> Tensor");
   m.def(
@@ -19,8 +16,8 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
       "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "projection_orthogonality(Tensor z_p, Tensor index, bool with_grad) -> (Tensor, Tensor)");
-  m.def("reconstruction_loss(Tensor d_hat, Tensor d, bool with_grad) -> (Tensor, Tensor)");
+      "projection_orthogonality(Tensor z_p, Tensor index, bool cosine, bool with_grad) "
+      "-> (Tensor, Tensor)");
   m.def(
       "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
       "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");

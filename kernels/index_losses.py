@@ -5,7 +5,8 @@
 
 Cosines are products of unit rows times min(1, |a||b| / 1e-8); where that factor is below 1 the
 cosine is linear in a, so that pair takes no part in the projection onto the sphere.
-projection_orthogonality uses the same kernels.
+projection_orthogonality uses the same kernels, also for products of rows as they are: with lengths
+1, and no projection (NORMALISED=False).
 """
 
 # ruff: noqa: E741  (l is the specification's name)
@@ -122,25 +123,32 @@ def _sums_kernel(
 @triton.jit
 def _gradient_kernel(
     a, b, norm_a, inverse_a, norm_b, inverse_b, sums, grad, size_a, size_b, dim, scale,
-    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    KIND: tl.constexpr, NORMALISED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    scale_a = tl.load(inverse_a + rows, mask=rows < size_a, other=0.0)
-    length_a = tl.load(norm_a + rows, mask=rows < size_a, other=0.0)
+    scale_a = tl.full([BLOCK_M], 1.0, tl.float32)
+    scale_b = tl.full([BLOCK_N], 1.0, tl.float32)
+    if NORMALISED:
+        scale_a = tl.load(inverse_a + rows, mask=rows < size_a, other=0.0)
+        length_a = tl.load(norm_a + rows, mask=rows < size_a, other=0.0)
     g = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
     along = tl.zeros([BLOCK_M], dtype=tl.float32)
     if KIND == 1:
         share_a = 1.0 / tl.load(sums + rows, mask=rows < size_a, other=1.0)
     for n in range(0, size_b, BLOCK_N):
         others = n + tl.arange(0, BLOCK_N)
-        scale_b = tl.load(inverse_b + others, mask=others < size_b, other=0.0)
-        norms = length_a[:, None] * tl.load(norm_b + others, mask=others < size_b, other=0.0)[None]
+        if NORMALISED:
+            scale_b = tl.load(inverse_b + others, mask=others < size_b, other=0.0)
         cosine = _unit_products(
             a, b, rows, others, scale_a, scale_b, size_a, size_b, dim, BLOCK_M, BLOCK_N, BLOCK_K
         )
-        factor = tl.where(norms < SMALLEST, norms / SMALLEST, 1.0)
+        factor = 1.0
+        if NORMALISED:
+            length_b = tl.load(norm_b + others, mask=others < size_b, other=0.0)
+            norms = length_a[:, None] * length_b[None, :]
+            factor = tl.where(norms < SMALLEST, norms / SMALLEST, 1.0)
         if KIND == 0:
             weight = tl.where(cosine > 0.0, 1.0, tl.where(cosine < 0.0, -1.0, cosine))
         else:
@@ -148,11 +156,13 @@ def _gradient_kernel(
             pair = (others < size_b)[None, :] & (rows[:, None] != others[None, :])
             weight = tl.exp(cosine * factor) * (share_a[:, None] + share_b[None, :])
             weight = tl.where(pair, weight, 0.0)
-        along += tl.sum(tl.where(norms < SMALLEST, 0.0, weight * cosine), 1)
+        if NORMALISED:
+            along += tl.sum(tl.where(norms < SMALLEST, 0.0, weight * cosine), 1)
         right = _load_rows(b, scale_b, others, size_b, columns, dim)
         g = tl.dot(weight * factor, right, g, input_precision="ieee")
-    unit = _load_rows(a, scale_a, rows, size_a, columns, dim)
-    of_a = scale * scale_a[:, None] * (g - unit * along[:, None])
+    if NORMALISED:
+        g -= _load_rows(a, scale_a, rows, size_a, columns, dim) * along[:, None]
+    of_a = scale * scale_a[:, None] * g
     at = rows.to(tl.int64)[:, None] * dim + columns[None, :]
     tl.store(grad + at, of_a, mask=(rows < size_a)[:, None] & (columns < dim)[None, :])
 
@@ -167,6 +177,12 @@ def lengths(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] contiguous -> [N], [N
     return norm, inverse
 
 
+def as_they_are(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] -> [N], [N]
+    """In place of lengths() for rows that are not to be scaled."""
+    ones = x.new_ones(len(x), dtype=torch.float32)
+    return ones, ones
+
+
 def pair_sums(a: Tensor, b: Tensor, of_a: tuple, of_b: tuple, kind: int) -> Tensor:  # -> [N]
     """Sums over the rows of b for each row of a; of_a and of_b are their lengths()."""
     sums = a.new_empty(len(a), dtype=torch.float32)
@@ -177,15 +193,16 @@ def pair_sums(a: Tensor, b: Tensor, of_a: tuple, of_b: tuple, kind: int) -> Tens
 
 
 def pair_gradient(
-    a: Tensor, b: Tensor, of_a: tuple, of_b: tuple, sums: Tensor, kind: int, scale: float
-) -> Tensor:  # -> [N, D]
+    a: Tensor, b: Tensor, of_a: tuple, of_b: tuple, sums: Tensor, kind: int, scale: float,
+    *, normalised: bool = True,
+) -> Tensor:  # fmt: skip  # -> [N, D]
     """scale × the gradient for a: of |cos|, or of log sum exp cos (`sums` are its sums)."""
     grad = torch.empty_like(a, dtype=torch.float32)
     tile = GRADIENT_TILE
     grid = (triton.cdiv(len(a), tile["BLOCK_M"]), triton.cdiv(a.shape[1], tile["BLOCK_D"]))
     _gradient_kernel[grid](
-        a, b, *of_a, *of_b, sums, grad, len(a), len(b), a.shape[1], scale, KIND=kind, num_warps=8,
-        **tile,
+        a, b, *of_a, *of_b, sums, grad, len(a), len(b), a.shape[1], scale, KIND=kind,
+        NORMALISED=normalised, num_warps=8, **tile,
     )  # fmt: skip
     return grad
 
@@ -237,7 +254,7 @@ _LENGTHS = {"norm_a": "*fp32", "inverse_a": "*fp32", "norm_b": "*fp32", "inverse
 _SIZES = {"size_a": "i32", "size_b": "i32", "dim": "i32"}
 
 
-def aot_pairs(kind: int, storage: str) -> list[tuple]:
+def aot_pairs(kind: int, storage: str, *, normalised: bool = True) -> list[tuple]:
     """The two pair kernels for the ahead-of-time check: kernel, types, constants, warps."""
     operands = {"a": storage, "b": storage, **_LENGTHS, "sums": "*fp32"}
     return [
@@ -245,7 +262,7 @@ def aot_pairs(kind: int, storage: str) -> list[tuple]:
         (
             _gradient_kernel,
             {**operands, "grad": "*fp32", **_SIZES, "scale": "fp32"},
-            {"KIND": kind, **GRADIENT_TILE},
+            {"KIND": kind, "NORMALISED": normalised, **GRADIENT_TILE},
             8,
         ),
     ]

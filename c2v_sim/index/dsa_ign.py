@@ -129,7 +129,7 @@ def losses(network: IndexNetwork, d: Tensor, l: Tensor) -> Tensor:  # noqa: E741
     """The four losses in the order of LOSSES, [4]; d and l are [B, 512]."""
     z, u, restored = network(d)
     sim, orth, div = ops.index_losses(z, u, l)
-    return torch.stack([sim, orth, ops.reconstruction_loss(restored, scaled(d)), div])
+    return torch.stack([sim, orth, F.mse_loss(restored, scaled(d)), div])
 
 
 def loss_weights(omitted: Collection[str]) -> list[float]:

@@ -6,7 +6,6 @@ Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 
 from c2v_sim.ops.aggregation_weights import aggregation_weights
 from c2v_sim.ops.client_scores import client_scores
-from c2v_sim.ops.distillation_loss import distillation_loss
 from c2v_sim.ops.fused_ffn import fused_ffn
 from c2v_sim.ops.index_losses import (
     diversity_loss,
@@ -14,8 +13,7 @@ from c2v_sim.ops.index_losses import (
     orthogonality_loss,
     similarity_loss,
 )
-from c2v_sim.ops.projection_orthogonality import projection_orthogonality
-from c2v_sim.ops.reconstruction_loss import reconstruction_loss
+from c2v_sim.ops.projection_orthogonality import prepared_index, projection_orthogonality
 from c2v_sim.ops.sampling import sample_cohort, sampling_probabilities
 from c2v_sim.ops.sgd_step import sgd_step_
 from c2v_sim.ops.weighted_sum import weighted_sum
@@ -23,13 +21,12 @@ from c2v_sim.ops.weighted_sum import weighted_sum
 __all__ = [
     "aggregation_weights",
     "client_scores",
-    "distillation_loss",
     "diversity_loss",
     "fused_ffn",
     "index_losses",
     "orthogonality_loss",
+    "prepared_index",
     "projection_orthogonality",
-    "reconstruction_loss",
     "sample_cohort",
     "sampling_probabilities",
     "sgd_step_",

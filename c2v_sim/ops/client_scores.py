@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from c2v_sim.ops._dispatch import STORAGE, Operator
+from c2v_sim.ops._unit_rows import unit_rows
 
 Ids = Tensor | np.ndarray | Sequence[int]
 
@@ -86,26 +87,15 @@ def _result_dtype(index: Tensor) -> torch.dtype:
     return torch.promote_types(index.dtype, torch.float32)
 
 
-def unit_rows(rows: Tensor) -> Tensor:  # [M, D] -> [M, D]
-    """Rows of length 1; a zero row stays zero. Scaled by the largest element first, so that
-    squares neither overflow nor vanish."""
-    if rows.shape[1] == 0:
-        return rows
-    largest = rows.abs().amax(dim=1, keepdim=True)
-    scaled = torch.where(largest == 0, rows, rows / largest)
-    length = torch.linalg.vector_norm(scaled, dim=1, keepdim=True)
-    return torch.where(largest == 0, scaled, scaled / length)
-
-
 def client_scores_torch(
     feature_index: Tensor, label_index: Tensor | None, cohort: Tensor, omega: Tensor
 ) -> Tensor:
     """The definition."""
-    unit = unit_rows(feature_index.to(omega.dtype))
+    unit, _ = unit_rows(feature_index.to(omega.dtype))
     scores = unit @ (omega @ unit[cohort])
     if label_index is None:
         return scores
-    unit = unit_rows(label_index.to(omega.dtype))
+    unit, _ = unit_rows(label_index.to(omega.dtype))
     return (scores + unit @ (omega @ unit[cohort])) / 2
 
 

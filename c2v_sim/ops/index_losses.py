@@ -18,13 +18,13 @@ differentiated twice.
 
 # ruff: noqa: E741  (l is the specification's name)
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from c2v_sim.ops._dispatch import STORAGE, Operator
-from c2v_sim.ops._once import once_differentiable
+from c2v_sim.ops._loss import loss_operator
+from c2v_sim.ops._unit_rows import unit_rows
 
 SIM, ORTH, DIV = 1, 2, 4  # bits of `terms`; csrc/cpu/index_losses.cpp knows them too
 SMALLEST = 1e-8
@@ -72,18 +72,9 @@ def _losses(
     return _operator(*tensors, terms, with_grad, backend=backend)[0]
 
 
-def unit_rows_torch(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] -> [N, D], [N]
-    """Rows over their lengths, and the lengths; 0, without gradient, for zero rows."""
-    norm = torch.linalg.vector_norm(x, dim=1)
-    zero = norm == 0
-    # The inner where keeps 0/0 out of the gradient.
-    safe = torch.linalg.vector_norm(torch.where(zero[:, None], torch.ones_like(x), x), dim=1)
-    return torch.where(zero[:, None], 0, x / safe[:, None]), torch.where(zero, 0, safe)
-
-
 def cosines_torch(a: Tensor, b: Tensor) -> Tensor:  # [N, D], [M, D] -> [N, M]
     """The definition of all cosines, by unit rows: <â, b̂> |a||b| / max(|a||b|, 1e-8)."""
-    (unit_a, norm_a), (unit_b, norm_b) = unit_rows_torch(a), unit_rows_torch(b)
+    (unit_a, norm_a), (unit_b, norm_b) = unit_rows(a), unit_rows(b)
     norms = norm_a[:, None] * norm_b
     return unit_a @ unit_b.T * torch.where(norms < SMALLEST, norms / SMALLEST, 1)
 
@@ -96,7 +87,7 @@ def index_losses_torch(
     rows = len(z)
     sim = orth = div = z[:0].sum() + u[:0].sum() + l[:0].sum()  # 0, but part of the graph
     if rows > 0 and terms & SIM:
-        (unit_z, norm_z), (unit_l, norm_l) = unit_rows_torch(z), unit_rows_torch(l)
+        (unit_z, norm_z), (unit_l, norm_l) = unit_rows(z), unit_rows(l)
         norms = norm_z * norm_l
         shortened = torch.where(norms < SMALLEST, norms / SMALLEST, 1)
         sim = (1 - (unit_z * unit_l).sum(1) * shortened).mean()
@@ -117,44 +108,31 @@ def _fake(z: Tensor, u: Tensor, l: Tensor, terms: int, with_grad: bool) -> tuple
     return losses, rows(z, SIM), rows(l, SIM), rows(z, ORTH), rows(u, ORTH), rows(u, DIV)
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.terms, ctx.with_grad = inputs[3:]
-    ctx.mark_non_differentiable(*output[1:])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:3], *output[1:])
-
-
-def _backward(ctx: Any, upstream: Tensor | None, *_: None) -> tuple:
-    if upstream is None:
-        return (None,) * 5
-    if not ctx.with_grad:
-        raise RuntimeError("index_losses: called with with_grad=False, so no gradient was formed")
-    z, u, l, sim_z, sim_l, orth_z, orth_u, div_u = ctx.saved_tensors
-    parts = (  # the losses' upstream gradients differ, so each gradient was formed alone
-        (z, [(0, SIM, sim_z), (1, ORTH, orth_z)]),
-        (u, [(1, ORTH, orth_u), (2, DIV, div_u)]),
-        (l, [(0, SIM, sim_l)]),
+def _scaled(
+    upstream: Tensor, gradients: Sequence[Tensor], options: Sequence[int | bool]
+) -> list[Tensor | None]:
+    """For z, u, l: the losses' upstream gradients differ, so each gradient was formed alone."""
+    sim_z, sim_l, orth_z, orth_u, div_u = gradients
+    parts = (
+        [(0, SIM, sim_z), (1, ORTH, orth_z)],
+        [(1, ORTH, orth_u), (2, DIV, div_u)],
+        [(0, SIM, sim_l)],
     )
-    grads: list[Tensor | None] = []
-    for x, of_x in parts:
-        chosen = [(upstream[i], g) for i, term, g in of_x if ctx.terms & term]
-        if not chosen:
-            grads.append(None)
-            continue
-        total = chosen[0][0] * chosen[0][1]
-        for weight, g in chosen[1:]:
-            total.addcmul_(weight, g)  # in place: a pass over memory less than an addition
-        grads.append(total.to(x.dtype))
-    return *once_differentiable("index_losses", grads, (z, u, l)), None, None
+    totals: list[Tensor | None] = []
+    for of_one in parts:
+        total: Tensor | None = None
+        for i, term, g in of_one:
+            if options[0] & term:  # in place: a pass over memory less than an addition
+                total = upstream[i] * g if total is None else total.addcmul_(upstream[i], g)
+        totals.append(total)
+    return totals
 
 
-_operator = Operator(
+_operator = loss_operator(
     "index_losses",
     "(Tensor z, Tensor u, Tensor l, int terms, bool with_grad)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     index_losses_torch,
     fake=_fake,
-    setup_context=_setup_context,
-    backward=_backward,
-    dtypes=STORAGE,
+    scaled=_scaled,
 )

@@ -1,24 +1,38 @@
 """projection_orthogonality: keeps projected features away from every client's feature index.
 
-    L_orth = 1/(B·M) sum_{j,i} |cos(z_p[j], index[i])|            [B, D], [M, D] -> scalar
+    L_orth = 1/(B·M) sum_{j,i} |<z_p[j], index[i] / |index[i]|>|        [B, D], [M, D] -> scalar
 
-with the cosine, zero vectors, NaN and half storage as in index_losses. The index is a constant:
-it takes no gradient. The fused backends stream it by and never form the B×M cosines. No rows or
-no clients: 0.
+That is form "unit": z_p is not normalised, so a shorter z_p has a smaller loss. "raw" normalises
+neither, "cosine" both: |cos(z_p[j], index[i])| as in index_losses. A zero row of z_p or index
+counts as 0 and takes no gradient. The index is a constant: it takes no gradient, and its unit rows
+can be made once (`prepared_index`). The fused backends stream it by and never form the B×M
+products. No rows or no clients: 0. NaN and Inf give a loss that is not finite. Half storage is
+computed in float32.
 """
-
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from c2v_sim.ops._dispatch import STORAGE, Operator
-from c2v_sim.ops._once import once_differentiable
+from c2v_sim.ops._loss import loss_operator
+from c2v_sim.ops._unit_rows import unit_rows
 from c2v_sim.ops.index_losses import cosines_torch
 
+FORMS = ("unit", "cosine", "raw")
 
-def projection_orthogonality(z_p: Tensor, index: Tensor, *, backend: str | None = None) -> Tensor:
-    """The mean absolute cosine of z_p [B, D] with the constant index [M, D]."""
+
+def projection_orthogonality(
+    z_p: Tensor,
+    index: Tensor,
+    form: str = "unit",
+    *,
+    prepared: bool = False,
+    backend: str | None = None,
+) -> Tensor:
+    """L_orth of z_p [B, D] and the constant index [M, D].
+
+    `prepared` says that `index` is what prepared_index(index, form) returned: a training loop calls
+    that once instead of having the same rows normalised in every step.
+    """
     if z_p.dim() != 2:
         raise ValueError(f"projection_orthogonality: z_p must be [B, D], got {tuple(z_p.shape)}")
     if index.dim() != 2 or index.shape[1] != z_p.shape[1]:
@@ -27,53 +41,55 @@ def projection_orthogonality(z_p: Tensor, index: Tensor, *, backend: str | None 
         )
     if index.requires_grad:
         raise ValueError("projection_orthogonality: index is a constant; pass index.detach()")
+    _check_form(form)
+    rows = index if prepared else prepared_index(index, form)
     with_grad = torch.is_grad_enabled() and z_p.requires_grad
-    return _operator(z_p, index, with_grad, backend=backend)[0]
+    return _operator(z_p, rows, form == "cosine", with_grad, backend=backend)[0]
+
+
+def prepared_index(index: Tensor, form: str = "unit") -> Tensor:  # [M, D] -> [M, D]
+    """What the form reads of a constant index: its unit rows (zero rows stay zero) for "unit".
+
+    The others read it as it is; a cosine's definition needs the lengths of both sides.
+    """
+    _check_form(form)
+    return unit_rows(_at_least_float32(index))[0] if form == "unit" else index
+
+
+def _check_form(form: str) -> None:
+    if form not in FORMS:
+        raise ValueError(
+            f"projection_orthogonality: unknown form {form!r}; known: {', '.join(FORMS)}"
+        )
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def projection_orthogonality_torch(
-    z_p: Tensor, index: Tensor, with_grad: bool = False
+    z_p: Tensor, rows: Tensor, cosine: bool, with_grad: bool = False
 ) -> tuple[Tensor, ...]:
-    """The definition: (loss,)."""
-    z_p, index = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (z_p, index))
-    if len(z_p) == 0 or len(index) == 0:
+    """The definition on prepared rows: (loss,)."""
+    z_p, rows = _at_least_float32(z_p), _at_least_float32(rows)
+    if len(z_p) == 0 or len(rows) == 0:
         return (z_p[:0].sum(),)
-    return (cosines_torch(z_p, index).abs().mean(),)
+    products = cosines_torch(z_p, rows) if cosine else z_p @ rows.T
+    return (products.abs().mean(),)
 
 
-def _fake(z_p: Tensor, index: Tensor, with_grad: bool) -> tuple[Tensor, Tensor]:
-    rows = z_p.shape[0] if with_grad else 0
+def _fake(z_p: Tensor, rows: Tensor, cosine: bool, with_grad: bool) -> tuple[Tensor, Tensor]:
+    size = z_p.shape[0] if with_grad else 0
     return (
         z_p.new_empty((), dtype=torch.float32),
-        z_p.new_empty((rows, z_p.shape[1]), dtype=torch.float32),
+        z_p.new_empty((size, z_p.shape[1]), dtype=torch.float32),
     )
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.with_grad = inputs[2]
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(inputs[0], output[1])
-
-
-def _backward(ctx: Any, upstream: Tensor | None, _: None) -> tuple:
-    if upstream is None:
-        return None, None, None
-    if not ctx.with_grad:
-        raise RuntimeError(
-            "projection_orthogonality: called with with_grad=False, so no gradient was formed"
-        )
-    z_p, grad = ctx.saved_tensors
-    grads = [(upstream * grad).to(z_p.dtype)]
-    return *once_differentiable("projection_orthogonality", grads, [z_p]), None, None
-
-
-_operator = Operator(
+_operator = loss_operator(
     "projection_orthogonality",
-    "(Tensor z_p, Tensor index, bool with_grad) -> (Tensor, Tensor)",
+    "(Tensor z_p, Tensor index, bool cosine, bool with_grad) -> (Tensor, Tensor)",
     projection_orthogonality_torch,
     fake=_fake,
-    setup_context=_setup_context,
-    backward=_backward,
-    dtypes=STORAGE,
+    scaled=lambda upstream, gradients, options: (upstream * gradients[0], None),
 )

@@ -52,9 +52,10 @@ def assemble(
             columns = index_width(config, whole, dataset.classes, feature_width)
             add_projection(whole, width_of(whole, sample), columns, dataset.classes)
             regulariser = LocalRegulariser(
-                config.regulariser_weight,
                 torch.zeros(0, columns),
-                orthogonality=not config.omit_local_orth,
+                orth_weight=0.0 if config.omit_local_orth else config.regulariser_weight,
+                dist_weight=config.regulariser_weight,
+                form="cosine",
                 detach=config.dist_detach,
             )
             grows = config.index == "local-model-weights"

@@ -1,5 +1,5 @@
-// Rows divided by their lengths, packed for gemm.h; and the way back, from the gradient for a
-// unit row to the gradient for the row itself.
+// Rows divided by their lengths (or as they are), packed for gemm.h; and the way back, from the
+// gradient for a packed row to the gradient for the row itself.
 #pragma once
 
 #include <cmath>
@@ -35,23 +35,43 @@ inline Tensor float_rows(const Tensor& x) {
 
 enum Layouts { kLeft = 1, kRight = 2, kBoth = 3 };  // rows6, rows16; cols16 always
 
+// What a row is multiplied by when it is not normalised: 1, but 0 for a zero row (whose gradient
+// this masks) and NaN for one that is not finite, whose gradient would be finite otherwise.
+inline float scale_as_it_is(const float* row, int64_t padded_dim) {
+  float8 largest = {}, zero = {};
+  for (int64_t k = 0; k < padded_dim; k += 8) {
+    const float8 x = load8(row + k), size = x < 0.0f ? -x : x;
+    largest = size > largest ? size : largest;
+    zero += 0.0f * x;
+  }
+  bool any = false;
+  float not_finite = 0;
+  for (int lane = 0; lane < 8; ++lane) {
+    any |= largest[lane] > 0;
+    not_finite += zero[lane];
+  }
+  return any ? 1 + not_finite : not_finite;
+}
+
 struct UnitRows {
   int64_t rows, dim;                // as given
   int64_t padded_rows, padded_dim;  // multiples of kTile and kColumns
   Tensor source;                    // [rows, dim] float32, which keeps `data` alive
   const float* data;
+  bool normalised;                  // false: the rows as they are
   FloatArray norm, inverse;         // [padded_rows]; both 0 for a zero row
   float shortest;                   // smallest norm that is not 0; infinity when there is none
   FloatArray rows6, rows16, cols16;  // see gemm.h
   int64_t blocks() const { return padded_rows / kTile; }
 
-  UnitRows(const Tensor& x, Layouts layouts)
+  UnitRows(const Tensor& x, Layouts layouts, bool normalise = true)
       : rows(x.size(0)),
         dim(x.size(1)),
         padded_rows(round_up(rows, kTile)),
         padded_dim(round_up(dim, kColumns)),
         source(float_rows(x)),
         data(source.const_data_ptr<float>()),
+        normalised(normalise),
         norm(zeros(padded_rows)),
         inverse(zeros(padded_rows)),
         shortest(std::numeric_limits<float>::infinity()),
@@ -65,15 +85,15 @@ struct UnitRows {
 
   const float* row(int64_t i) const { return data + i * dim; }
 
-  // unit[padded_dim] = row i over its length, zero padded.
+  // unit[padded_dim] = row i as it was packed, zero padded.
   void unit_row(int64_t i, float* unit) const {
     const float *x = row(i), scale = inverse[i];
     for (int64_t k = 0; k < dim; ++k) unit[k] = x[k] * scale;
     std::fill(unit + dim, unit + padded_dim, 0.0f);
   }
 
-  // out[rows][dim] = the gradient for the rows, given g (cols64), that for the unit rows:
-  // scale (g - û<g, û>) / |row|.
+  // out[rows][dim] = the gradient for the rows, given g (cols64), that for the packed rows:
+  // scale (g - û<g, û>) / |row|, or scale g where rows were not normalised.
   void through_normalisation(const float* g, float scale, float* out) const {
     torch::stable::parallel_for(0, rows, 16, [&](int64_t begin, int64_t end) {
       const FloatArray unit = floats(padded_dim), of_unit = floats(padded_dim);
@@ -81,7 +101,8 @@ struct UnitRows {
         unit_row(i, unit.get());
         for (int64_t k = 0; k < padded_dim; k += kColumns)
           std::copy_n(g + k * padded_rows + i * kColumns, kColumns, of_unit.get() + k);
-        const float along = dot(of_unit.get(), unit.get(), padded_dim), factor = scale * inverse[i];
+        const float along = normalised ? dot(of_unit.get(), unit.get(), padded_dim) : 0;
+        const float factor = scale * inverse[i];
         for (int64_t k = 0; k < dim; ++k)
           out[i * dim + k] = factor * (of_unit[k] - unit[k] * along);
       }
@@ -104,9 +125,12 @@ struct UnitRows {
     for (int64_t i = first; i < last; ++i) {
       float* u = unit.get() + (i - first) * padded_dim;
       std::copy(row(i), row(i) + dim, u);
-      norm[i] = std::sqrt(dot(u, u, padded_dim));
+      norm[i] = normalised ? std::sqrt(dot(u, u, padded_dim)) : 1;
       // An infinite norm would turn finite elements into silent zeros: let it be NaN.
-      inverse[i] = norm[i] == 0 ? 0 : std::isinf(norm[i]) ? NAN : 1 / norm[i];
+      inverse[i] = !normalised            ? scale_as_it_is(u, padded_dim)
+                   : norm[i] == 0         ? 0
+                   : std::isinf(norm[i]) ? NAN
+                                          : 1 / norm[i];
       const float scale = inverse[i];
       for (int64_t k = 0; k < dim; ++k) u[k] *= scale;
     }

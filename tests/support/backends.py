@@ -1,6 +1,7 @@
 """What every operator test shares: the backends to try, the sizes, and the tolerance rule."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -47,3 +48,19 @@ def gradients(f: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tenso
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
     value = f(*leaves)
     return value.detach(), list(torch.autograd.grad(value, leaves))
+
+
+def peak_growth(f: Callable[[], object]) -> int:
+    """Bytes by which resident memory grows at most while f runs; skips where Linux does not say."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak
+    except OSError as error:
+        pytest.skip(f"peak memory is not told here: {error}")
+    before = _resident("VmRSS")
+    f()
+    return _resident("VmHWM") - before
+
+
+def _resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))

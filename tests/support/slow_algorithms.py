@@ -53,6 +53,10 @@ class Slow:
     config: object
     feature: torch.Tensor | None  # [M, D]
     label: torch.Tensor | None  # [M, D']
+    form: str = "cosine"  # of L_orth: unit, cosine, raw
+    direction: str = "forward"  # of L_dist; or reverse
+    orth_weight: float | None = None  # None: the config's one weight
+    dist_weight: float | None = None
     model: SlowModel = None
     h: dict = field(default_factory=dict)  # client -> one tensor a parameter
     previous: dict = field(default_factory=dict)  # client -> module
@@ -70,9 +74,12 @@ class Slow:
         return max(1, math.floor(self.config.participation * len(self.sizes) + 1e-9))
 
 
-def run(federation, config, feature=None, label=None, base=None):
-    """config.rounds rounds; `feature` and `label` are the parts of the index that A consists of."""
-    slow = Slow(federation, config, feature, label)
+def run(federation, config, feature=None, label=None, base=None, **local):
+    """config.rounds rounds; `feature` and `label` are the parts of the index that A consists of.
+
+    `local` are case study iii's: form, direction, orth_weight, dist_weight.
+    """
+    slow = Slow(federation, config, feature, label, **local)
     slow.model = first_model(slow, base)
     for t in range(1, config.rounds + 1):
         one_round(slow, t)
@@ -236,7 +243,7 @@ def local_loss(slow, model, i, x, y):
     if config.algorithm in extra:
         loss = loss + extra[config.algorithm](slow, model, i, x, z, loss)
     if "local" in config.improve:
-        loss = loss + config.regulariser_weight * regulariser(slow, model, z, logits)
+        loss = loss + regulariser(slow, model, z, logits)
     return loss
 
 
@@ -298,15 +305,37 @@ def refresh_mean_gradient(slow, cohort):
 
 def regulariser(slow, model, z, logits):
     config, z_p = slow.config, model.P(z)
-    p = (logits.detach() if config.dist_detach else logits).softmax(1)
-    loss = (p * (p.log() - model.g_P(z_p).softmax(1).log())).sum(1).mean()
+    orth_weight, dist_weight = (
+        config.regulariser_weight if own is None else own
+        for own in (slow.orth_weight, slow.dist_weight)
+    )
     index = slow.feature
     if config.index == "local-model-weights":
         index = [classifier_of(slow.previous[i]) for i in sorted(slow.previous)]
+    logits = logits.detach() if config.dist_detach else logits
+    loss = dist_weight * divergence(slow.direction, logits, model.g_P(z_p))
     if len(index) and not config.omit_local_orth:
-        cosines = [cosine(row, beta).abs() for row in z_p for beta in index]
-        loss = loss + sum(cosines) / len(cosines)
+        loss = loss + orth_weight * orthogonality(slow.form, z_p, index)
     return loss
+
+
+def divergence(direction, logits, logits_p):
+    """KL(p || q), p the prediction from z, q that from z_P; or the reverse."""
+    p, q = logits.softmax(1), logits_p.softmax(1)
+    if direction == "reverse":
+        p, q = q, p
+    return (p * (p.log() - q.log())).sum(1).mean()
+
+
+def orthogonality(form, z_p, index):
+    """The mean over all rows of z_P and all clients."""
+    pair = {
+        "unit": lambda z, beta: z @ beta / (beta @ beta).sqrt() if beta.any() else z @ beta,
+        "raw": lambda z, beta: z @ beta,
+        "cosine": cosine,
+    }[form]
+    terms = [pair(row, beta).abs() for row in z_p for beta in index]
+    return sum(terms) / len(terms)
 
 
 def classifier_of(model):
