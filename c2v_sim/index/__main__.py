@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
 
 from c2v_sim.config import FIELDS, RunConfig, make_config
 from c2v_sim.data.federation import Federation
@@ -75,7 +74,7 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, IndexConfig]:
 def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
     """The settings with which an index was begun; one that did not exist then is the default."""
     try:
-        saved: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
+        saved: dict[str, object] = json.loads((folder / SETTINGS).read_text())
         data = {name: saved[name] for name in FEDERATION if name in saved}
         index = {name: value for name, value in saved.items() if name not in data or name == "seed"}
     except (OSError, ValueError, TypeError) as error:
