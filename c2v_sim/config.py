@@ -9,7 +9,6 @@ client index are those of IndexConfig, here as `index_<name>`.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.data.dirichlet import LDA
@@ -239,7 +238,7 @@ def index_settings(config: RunConfig) -> IndexConfig:
 
 
 def make_config(
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     base: RunConfig | None = None,
     flags: Collection[str] = (),
     shared: Collection[str] = (),
@@ -261,11 +260,11 @@ def make_config(
     return settings.without_idle(config, given, flags, shared)
 
 
-def _as_the_data_comes(given: Mapping[str, Any], base: RunConfig) -> Mapping[str, Any]:
+def _as_the_data_comes(given: Mapping[str, object], base: RunConfig) -> Mapping[str, object]:
     """Data with its own clients is dealt to them, as many as there are, and text is read by a
     model for text, unless told otherwise."""
     dataset = given.get("dataset", base.dataset)
-    source = DATASETS.get(dataset)  # an unknown one is refused later, by name
+    source = DATASETS.get(str(dataset))  # an unknown one is refused later, by name
     if source is not None and dataset != base.dataset:
         own = {"partition": "natural" if source.own_clients else None, "model": source.model}
         given = {**{name: value for name, value in own.items() if value}, **given}

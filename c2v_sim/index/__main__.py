@@ -13,7 +13,6 @@ import sys
 import threading
 import traceback
 from pathlib import Path
-from typing import Any
 
 from c2v_sim.config import FIELDS, RunConfig, make_config
 from c2v_sim.data.federation import Federation
@@ -74,13 +73,13 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, IndexConfig]:
 def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
     """The settings with which an index was begun; one that did not exist then is the default."""
     try:
-        saved: dict[str, Any] = json.loads((folder / SETTINGS).read_text())
-        data = {name: saved[name] for name in FEDERATION if name in saved}
-        index = {name: value for name, value in saved.items() if name not in data or name == "seed"}
-    except (OSError, ValueError, TypeError) as error:
+        saved: dict[str, object] = dict(json.loads((folder / SETTINGS).read_text()))
+    except (OSError, ValueError, TypeError) as error:  # TypeError: no table
         raise ConfigError(
             f"--resume {folder}: no {SETTINGS} can be read there ({error})"
         ) from error
+    data = {name: saved[name] for name in FEDERATION if name in saved}
+    index = {k: v for k, v in saved.items() if k not in data or k in INDEX_FIELDS}
     if (folder / INDEX).exists():
         raise ConfigError(f"--resume {folder}: {INDEX} is there already, nothing is left to do")
     return make_config(data, shared=FIELDS), overlay(IndexConfig(), index)

@@ -141,7 +141,7 @@ def field_in_run(name: str, affects: Affects = NOTHING_MORE, **facts: Any) -> An
 def with_index_settings(kind: type[T]) -> type[T]:
     """A class that is to be a dataclass, with the settings of an index that it lacks put after
     its `index_strategy`."""
-    annotations: dict[str, Any] = {}
+    annotations: dict[str, object] = {}
     for name, annotation in kind.__annotations__.items():
         annotations[name] = annotation
         missing = [own for own in _OWN if name_in_run(own) not in kind.__annotations__]

@@ -6,7 +6,6 @@ resumed run has those that it began with.
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_config
 from c2v_sim.run import files as run_directory
@@ -59,7 +58,7 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
 
 
-def resumed_settings(arguments: argparse.Namespace, given: dict[str, Any]) -> RunConfig:
+def resumed_settings(arguments: argparse.Namespace, given: dict[str, object]) -> RunConfig:
     """The settings of the run in --resume; other ones are refused by name."""
     file = arguments.resume / run_directory.CONFIG
     if not file.is_file():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Parser = argparse.ArgumentParser
 NO_BREAK = "\N{NO-BREAK SPACE}"
 LIST = tuple[str, ...]
-METAVARS: dict[Any, str] = {int: "N", float: "X"}
+METAVARS: dict[object, str] = {int: "N", float: "X"}
 
 
 def new_parser(whole: Callable[[], Parser], prog: str, description: str, usage: str) -> Parser:
@@ -94,7 +94,7 @@ def whole_or_auto(text: str) -> int:
     return 0 if text == "auto" else int(text)
 
 
-def typed(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+def typed(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, object]:
     """Those of the settings `names` that were given as flags."""
     given = {name: getattr(arguments, name) for name in names}
     values = {name: value for name, value in given.items() if value is not None}

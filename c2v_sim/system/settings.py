@@ -63,7 +63,7 @@ class Setting:
     affects: Affects
     name: str = ""
     type: Any = None  # int, float, bool, str or tuple[str, ...]
-    default: Any = None
+    default: object = None
     choices: tuple[str, ...] | None = None
     least: float | None = None
     above: float | None = None
@@ -137,12 +137,13 @@ def values_affecting(config: "DataclassInstance", what: Affects) -> tuple[Value,
 
 # ---- checks ----------------------------------------------------------------------------------
 
-_KINDS: dict[Any, Any] = {int: int, float: (int, float), bool: bool, str: str}
-_KIND_NAMES: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
+# A setting's type -> the types that its value may have, and their name.
+_KINDS: dict[object, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    bool: ((bool,), "true or false"),
+    str: ((str,), "a text"),
+    tuple[str, ...]: ((tuple,), "a list of texts"),
 }
 
 
@@ -152,25 +153,27 @@ def check_all(config: "DataclassInstance") -> None:
         check(setting, getattr(config, setting.name))
 
 
-def check(setting: Setting, value: Any) -> None:
+def check(setting: Setting, value: object) -> None:
     """Refuse a value of another type, or outside of the setting's choices and range."""
-    kind, name = setting.type, setting.name
-    if not isinstance(value, _KINDS.get(kind, tuple)) or (
-        isinstance(value, bool) and kind is not bool
-    ):
-        raise ConfigError(
-            f"{name} must be {_KIND_NAMES.get(kind, 'a list of texts')}, got {value!r}"
-        )
+    name, (allowed, wanted) = setting.name, _KINDS[setting.type]
+    mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
+    if mistaken or not isinstance(value, allowed):
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}")
     for item in several(value):
         if setting.choices is not None and item not in setting.choices:
             raise ConfigError(f"{name} must be one of {', '.join(setting.choices)}; got {item!r}")
+    if isinstance(value, (int, float)):
+        check_range(setting, value)
+
+
+def check_range(setting: Setting, value: float) -> None:
     if setting.least is not None and not value >= setting.least:
-        raise ConfigError(f"{name} must be at least {setting.least}, got {value}")
+        raise ConfigError(f"{setting.name} must be at least {setting.least}, got {value}")
     inside = [setting.above is None or value > setting.above]
     inside += [setting.most is None or value <= setting.most]
     inside += [setting.below is None or value < setting.below]
     if not all(inside):
-        raise ConfigError(f"{name} must be {range_of(setting)}, got {value}")
+        raise ConfigError(f"{setting.name} must be {range_of(setting)}, got {value}")
 
 
 def range_of(setting: Setting) -> str:
@@ -202,7 +205,7 @@ def unmet_need(
     return None
 
 
-def overlay(base: Config, given: Mapping[str, Any]) -> Config:
+def overlay(base: Config, given: Mapping[str, object]) -> Config:
     """`base` with what was given on top; unknown settings are refused."""
     known = facts_of(type(base))
     for key in given:
@@ -215,7 +218,7 @@ def overlay(base: Config, given: Mapping[str, Any]) -> Config:
 
 
 def without_idle(
-    config: Config, given: Mapping[str, Any], flags: Collection[str], shared: Collection[str]
+    config: Config, given: Mapping[str, object], flags: Collection[str], shared: Collection[str]
 ) -> Config:
     """`config` with the default for all that has no effect; what the user gave so is refused.
 
@@ -248,7 +251,7 @@ def changes(saved: Config, wanted: Config) -> dict[str, str]:
     return {name: f"(was {a}, now {b})" for name, (a, b) in pairs.items() if a != b}
 
 
-def fixed(config: "DataclassInstance") -> dict[str, Any]:
+def fixed(config: "DataclassInstance") -> dict[str, object]:
     """The settings that a resume may not change, as dataclasses.asdict has them."""
     known = facts_of(type(config))
     return {name: v for name, v in dataclasses.asdict(config).items() if not known[name].free}
@@ -262,7 +265,7 @@ def to_toml(config: "DataclassInstance") -> str:
     return tomli_w.dumps(dataclasses.asdict(config))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, object]:
     """The settings in a TOML file; the error names the file and the line."""
     try:
         return tomllib.loads(path.read_text())

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from c2v_sim.config import RunConfig
+from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.build import build_federation
 from c2v_sim.sweep.__main__ import main, parse_settings
@@ -20,6 +20,7 @@ from c2v_sim.sweep.estimate import Estimate, index_seconds
 from c2v_sim.sweep.file import read_sweep
 from c2v_sim.sweep.jobs import Job
 from c2v_sim.sweep.progress import SweepProgress
+from c2v_sim.system.settings import Affects, values_affecting
 from c2v_sim.system.text import duration
 
 BASE = """
@@ -202,7 +203,8 @@ def test_the_time_of_an_index_is_that_of_the_samples_it_sees(strategy, pairs):
         **{"index_strategy": strategy, "index_epochs": 100, "index_max_samples": 5},
     )
     federation, config = build_federation(config)
-    one_second = {(strategy, "linear", True): 1.0}  # a pair; the rest is embedding 30 images
+    kind = values_affecting(index_settings(config), Affects.PACE)
+    one_second = {kind: 1.0}  # a pair; the rest is embedding 30 images
     assert pairs + 10 <= index_seconds(federation, config, one_second) < pairs + 40
 
 
