@@ -14,7 +14,7 @@ from c2v_sim.ops.index_losses import (
     similarity_loss,
 )
 from c2v_sim.ops.projection_orthogonality import prepared_index, projection_orthogonality
-from c2v_sim.ops.sampling import sample_cohort, sampling_probabilities
+from c2v_sim.ops.sampling import sample_cohort
 from c2v_sim.ops.sgd_step import sgd_step_
 from c2v_sim.ops.weighted_sum import weighted_sum
 
@@ -28,7 +28,6 @@ __all__ = [
     "prepared_index",
     "projection_orthogonality",
     "sample_cohort",
-    "sampling_probabilities",
     "sgd_step_",
     "similarity_loss",
     "weighted_sum",

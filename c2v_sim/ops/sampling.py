@@ -1,12 +1,11 @@
-"""Drawing a cohort: softmax probabilities of the clients and Gumbel top-k.
+"""Drawing a cohort by Gumbel top-k.
 
-    p_i = exp(s_i / tau) / sum_eligible exp(s_j / tau)          scores s [M] -> p [M]
-    cohort = the k largest of  s_i / tau + g_i,  g ~ Gumbel     -> ids [k], ascending
+    cohort = the k largest of  s_i / tau + g_i,  g ~ Gumbel     scores s [M] -> ids [k], ascending
 
-The k largest keys are exactly k successive draws without replacement with probabilities
-proportional to p. Keys are never exponentiated, so no temperature overflows them.
+These are exactly k successive draws without replacement with probabilities proportional to
+exp(s_i / tau). Keys are never exponentiated, so no temperature overflows them.
 
-There is no fused backend: a draw happens once a round, its noise comes from NumPy's generator
+There is no fused backend: a draw happens once per round, its noise comes from NumPy's generator
 (so that every backend and device draws the same cohort), and the rest is one selection in O(M).
 """
 
@@ -19,29 +18,6 @@ from torch import Tensor
 RANKING_TAU = 1e-6
 
 Values = Tensor | np.ndarray
-
-
-def sampling_probabilities(
-    scores: Values, tau: float, cooldown_mask: Values | None = None
-) -> Tensor:  # [M], [M] -> [M]
-    """Probability of each client to be drawn first: softmax(scores / tau) over eligible ones.
-
-    `cooldown_mask` is True for clients that rest: they get exactly 0. With tau <= 1e-6 the
-    clients with the largest score share the probability. The result is float64, on the device
-    of `scores`, and sums to 1. Errors: tau <= 0, scores that are not finite, nobody eligible.
-    """
-    s = torch.as_tensor(scores).to(torch.float64)
-    _check("sampling_probabilities", s.cpu().numpy(), tau)
-    if cooldown_mask is not None:
-        resting = torch.as_tensor(cooldown_mask, device=s.device)
-        _check_mask("sampling_probabilities", "cooldown_mask", resting.cpu().numpy(), len(s))
-        s = s.masked_fill(resting, float("-inf"))
-    below = s - s.max()  # in (-inf, 0]; NaN when every client rests
-    if len(s) == 0 or below.isnan().any():
-        raise ValueError("sampling_probabilities: every client rests, none can be drawn")
-    if tau <= RANKING_TAU:
-        return (below == 0).double() / (below == 0).sum()
-    return (below / tau).softmax(dim=0)
 
 
 def sample_cohort(
@@ -65,7 +41,7 @@ def sample_cohort(
     participation) first, then lower id. The result is an int64 tensor on the CPU.
     """
     s = _numpy(scores).astype(np.float64)
-    _check("sample_cohort", s, tau)
+    _check(s, tau)
     clients = len(s)
     if not 1 <= k <= clients:
         raise ValueError(f"sample_cohort: k must be 1..{clients} (the clients), got {k}")
@@ -77,7 +53,10 @@ def sample_cohort(
     candidates = np.arange(clients)
     if eligible is not None:
         mask = _numpy(eligible)
-        _check_mask("sample_cohort", "eligible", mask, clients)
+        if mask.dtype != np.bool_ or mask.shape != (clients,):
+            raise ValueError(
+                f"sample_cohort: eligible must be bool [{clients}], got {mask.dtype} {mask.shape}"
+            )
         candidates = np.flatnonzero(mask)
         if len(candidates) < k:
             return _fill(candidates, ~mask, rest, k)
@@ -123,16 +102,13 @@ def _numpy(values: Values) -> np.ndarray:
     return (values.float() if values.dtype == torch.bfloat16 else values).cpu().numpy()
 
 
-def _check(op: str, scores: np.ndarray, tau: float) -> None:
+def _check(scores: np.ndarray, tau: float) -> None:
     if not tau > 0:
-        raise ValueError(f"{op}: tau must be > 0, got {tau}")
+        raise ValueError(f"sample_cohort: tau must be > 0, got {tau}")
     if scores.ndim != 1:
-        raise ValueError(f"{op}: scores must be [M], got {scores.shape}")
+        raise ValueError(f"sample_cohort: scores must be [M], got {scores.shape}")
     if not np.isfinite(scores).all():
         first = int(np.flatnonzero(~np.isfinite(scores))[0])
-        raise ValueError(f"{op}: scores must be finite, client {first} has {scores[first]}")
-
-
-def _check_mask(op: str, name: str, mask: np.ndarray, clients: int) -> None:
-    if mask.dtype != np.bool_ or mask.shape != (clients,):
-        raise ValueError(f"{op}: {name} must be bool [{clients}], got {mask.dtype} {mask.shape}")
+        raise ValueError(
+            f"sample_cohort: scores must be finite, client {first} has {scores[first]}"
+        )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from backends import DEVICE, FUSED, assert_as_good_as_torch, require
+from backends import DEVICE, WITH_CUDA, assert_as_good_as_torch, require
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +36,7 @@ def by_definition(features, labels, cohort, sizes):
     return matrix @ omega
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("clients", "size"), [(1, 1), (2, 7), (7, 31), (9, 32), (13, 33), (200, 257), (65, 512), (3, 0)]
@@ -50,7 +50,7 @@ def test_agrees_with_float64(backend, dtype, clients, size):
     assert_as_good_as_torch(got, client_scores(*args, backend="torch"), exact)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 def test_single_index_and_different_widths(backend):
     require_backend(backend)
     features, labels, cohort, sizes = problem(23, 40, label_size=67)
@@ -60,7 +60,7 @@ def test_single_index_and_different_widths(backend):
         torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 def test_strided_indices(backend):
     require_backend(backend)
     features, labels, cohort, sizes = problem(11, 48)
@@ -74,7 +74,7 @@ def test_strided_indices(backend):
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 def test_zero_rows_have_cosine_zero(backend):
     require_backend(backend)
     features, labels, cohort, sizes = problem(20, 16)
@@ -85,7 +85,7 @@ def test_zero_rows_have_cosine_zero(backend):
     assert got[1] == 0
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 @pytest.mark.parametrize("scale", [1e-30, 1e-42, 1e25, 1e38])
 def test_length_of_a_row_does_not_matter(backend, scale):
     """Even where squares leave float32's range, in the cohort or outside it."""
@@ -101,7 +101,7 @@ def test_length_of_a_row_does_not_matter(backend, scale):
     torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_not_finite_rows_are_not_hidden(backend, bad):
     require_backend(backend)
@@ -174,7 +174,7 @@ def test_refusals_name_what_was_wrong():
         client_scores(features, labels, [0, 1], [0, 0])
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 def test_opcheck(backend):
     require_backend(backend)
     features, labels, cohort, _ = problem(9, 5)

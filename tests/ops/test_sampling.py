@@ -7,11 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from c2v_sim.ops import sample_cohort, sampling_probabilities
+from c2v_sim.ops import sample_cohort
 
 
 def rng(*ids):
     return np.random.default_rng([0, 2, *ids])
+
+
+def first_draw(scores, tau):
+    """Probability of each client to be drawn first: a softmax."""
+    e = np.exp(scores / tau)
+    return e / e.sum()
 
 
 def inclusion_probabilities(p, k):
@@ -43,7 +49,7 @@ def cohort_probabilities(p, k):
 def test_inclusion_probabilities_are_exact(k, tau):
     """20,000 draws against enumeration: chi-square over cohorts, 4.5 sigma for each client."""
     scores = np.array([0.9, 0.1, 0.5, -0.3, 0.55])
-    p = sampling_probabilities(scores, tau).numpy()
+    p = first_draw(scores, tau)
     draws, generator = 20_000, rng(k, int(10 * tau))
     counts: dict[tuple[int, ...], int] = {}
     for _ in range(draws):
@@ -73,7 +79,7 @@ def test_statistic_would_notice_sampling_with_another_temperature():
     included = np.zeros(5)
     for _ in range(draws):
         included[sample_cohort(scores, 2, 0.55, rng=generator).numpy()] += 1
-    want = inclusion_probabilities(sampling_probabilities(scores, 0.5).numpy(), 2)
+    want = inclusion_probabilities(first_draw(scores, 0.5), 2)
     sigma = np.sqrt(want * (1 - want) / draws)
     assert (np.abs(included / draws - want) > 4.5 * sigma).any()
 
@@ -102,9 +108,6 @@ def test_tiny_tau_ranks_by_score_and_noise_breaks_ties():
     noise = np.array([0.0, -9.0, 3.0, 50.0, 1.0])
     for tau in (1e-6, 1e-300):
         assert sample_cohort(scores, 3, tau, gumbel=noise).tolist() == [1, 2, 4]
-        assert sampling_probabilities(scores, tau).tolist() == [0, 1, 0, 0, 0]
-    shared = sampling_probabilities(np.array([1.0, 0.0, 1.0]), 1e-7)
-    assert shared.tolist() == [0.5, 0.0, 0.5]
 
 
 def test_resting_clients_are_never_drawn_unless_too_few_are_eligible():
@@ -123,31 +126,20 @@ def test_resting_clients_are_never_drawn_unless_too_few_are_eligible():
     assert sample_cohort(scores, 2, rng=rng(1), eligible=nobody, rest=rest).tolist() == [1, 3]
 
 
-def test_probabilities_are_a_softmax_over_the_eligible():
-    scores = torch.randn(50, generator=torch.Generator().manual_seed(3))
-    mask = torch.arange(50) % 3 == 0
-    p = sampling_probabilities(scores, 0.2, mask)
-    assert p.dtype == torch.float64
-    assert (p[mask] == 0).all()
-    torch.testing.assert_close(p[~mask], (scores[~mask].double() / 0.2).softmax(0))
-    assert p.sum().item() == pytest.approx(1.0, abs=1e-12)
-    uniform = sampling_probabilities(scores, 1e300)
-    torch.testing.assert_close(uniform, torch.full((50,), 0.02, dtype=torch.float64))
-
-
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 60), st.integers(0, 10_000), st.floats(1e-9, 1e9), st.floats(-1e6, 1e6))
-def test_properties(clients, seed, tau, shift):
-    """k distinct ascending clients, always; probabilities ignore a shift of all scores."""
+@given(st.integers(1, 60), st.integers(0, 10_000), st.floats(1e-9, 1e9))
+def test_properties(clients, seed, tau):
+    """k distinct ascending clients, always; the order in which they are given does not matter."""
     generator = np.random.default_rng(seed)
     scores, k = generator.normal(size=clients), int(generator.integers(1, clients + 1))
     cohort = sample_cohort(scores, k, tau, rng=generator)
     assert cohort.tolist() == sorted(set(cohort.tolist()))
     assert len(cohort) == k
-    p = sampling_probabilities(scores, tau)
-    assert p.sum().item() == pytest.approx(1.0, abs=1e-9)
-    constant = sampling_probabilities(np.full(clients, shift), tau)
-    torch.testing.assert_close(constant, torch.full((clients,), 1 / clients, dtype=torch.float64))
+    noise = generator.gumbel(size=clients)
+    order = generator.permutation(clients)
+    shuffled = sample_cohort(scores[order], k, tau, gumbel=noise[order])
+    again = sorted(order[shuffled.numpy()].tolist())
+    assert again == sample_cohort(scores, k, tau, gumbel=noise).tolist()
 
 
 def test_a_million_clients():
@@ -163,8 +155,6 @@ def test_refusals_name_what_was_wrong():
     for tau in (0.0, -1.0, float("nan")):
         with pytest.raises(ValueError, match="sample_cohort: tau must be > 0"):
             sample_cohort(scores, 2, tau, rng=rng(1))
-        with pytest.raises(ValueError, match="sampling_probabilities: tau must be > 0"):
-            sampling_probabilities(scores, tau)
     with pytest.raises(ValueError, match=r"k must be 1..4 \(the clients\), got 5"):
         sample_cohort(scores, 5, rng=rng(1))
     with pytest.raises(ValueError, match="either rng or gumbel"):
@@ -177,5 +167,3 @@ def test_refusals_name_what_was_wrong():
         sample_cohort(scores, 2, rng=rng(1), eligible=np.ones(4, dtype=np.int64))
     with pytest.raises(ValueError, match="only 1 of the k = 2 clients are eligible; give rest"):
         sample_cohort(scores, 2, rng=rng(1), eligible=np.arange(4) == 2)
-    with pytest.raises(ValueError, match="every client rests"):
-        sampling_probabilities(scores, 1.0, np.ones(4, dtype=bool))

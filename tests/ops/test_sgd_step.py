@@ -2,7 +2,7 @@ from threading import Thread
 
 import pytest
 import torch
-from backends import DEVICE, FUSED, assert_as_good_as_torch, require
+from backends import DEVICE, WITH_CUDA, assert_as_good_as_torch, require
 
 from c2v_sim.ops.sgd_step import _operator, sgd_step_
 
@@ -48,7 +48,7 @@ def require_backend(backend):
     require(_operator, backend, t)
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize(
     ("rows", "size"), [(1, 1), (3, 7), (2, 1023), (2, 1025), (1, 4096), (2, 4097), (0, 5), (3, 0)]
@@ -63,7 +63,7 @@ def test_agrees_with_float64(backend, case, rows, size):
             assert_as_good_as_torch(a, b, c, name)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("max_grad_norm", [None, 3.0])
 def test_is_torch_optim_sgd(backend, momentum, max_grad_norm):
@@ -112,7 +112,7 @@ def test_is_the_gradient_of_the_feddyn_objective(backend):
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 def test_rows_are_independent_and_options_per_row(backend):
     require_backend(backend)
     params, grads, kwargs = problem(3, 65, "all")
@@ -131,7 +131,7 @@ def test_rows_are_independent_and_options_per_row(backend):
             assert torch.equal(a[k], b)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 def test_strided_rows_leave_the_rest_of_the_arena_alone(backend):
     require_backend(backend)
     params, grads, kwargs = problem(3, 70, "all")
@@ -166,7 +166,7 @@ def test_native_bits_do_not_depend_on_threads(case, rows, size):
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("backend", [*FUSED, "torch"])
+@pytest.mark.parametrize("backend", [*WITH_CUDA, "torch"])
 def test_not_finite_gradients_are_not_hidden(backend):
     require_backend(backend)
     for bad in (float("nan"), float("inf")):
@@ -179,7 +179,7 @@ def test_not_finite_gradients_are_not_hidden(backend):
             assert got[1].isnan().all()
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 def test_huge_gradients_are_clipped_not_overflowed(backend):
     """Squares beyond float32: fused backends sum the norm in float64."""
     require_backend(backend)
@@ -212,7 +212,7 @@ def test_refusals_name_what_was_wrong_and_change_nothing():
     assert torch.equal(params, before)
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 def test_opcheck(backend):
     require_backend(backend)
     p, g, b, a = (torch.randn(2, 5, device=DEVICE) for _ in range(4))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from backends import DEVICE, FUSED, SIZES, assert_as_good_as_torch, require
+from backends import DEVICE, SIZES, WITH_CUDA, assert_as_good_as_torch, require
 
 from c2v_sim.ops.weighted_sum import _operator, weighted_sum
 
@@ -12,7 +12,7 @@ def problem(rows, size, dtype=torch.float32, seed=0):
     return arena, weights
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("rows", "size"), [(1, 1), (3, 7), (10, 1023), (4, 1024), (5, 2049), (0, 5), (3, 0)]
@@ -27,7 +27,7 @@ def test_agrees_with_float64(backend, dtype, rows, size):
     assert_as_good_as_torch(got, weighted_sum(arena, weights, backend="torch"), exact)
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 def test_strided_arena_and_out(backend):
     wide, weights = problem(6, 300)
     arena, out = wide[::2, 40:240], torch.full((200,), float("nan"), device=DEVICE)
@@ -68,7 +68,7 @@ def test_refusals_name_what_was_wrong():
         weighted_sum(arena.double(), weights, backend="triton")
 
 
-@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("backend", WITH_CUDA)
 def test_opcheck(backend):
     arena, weights = problem(3, 5)
     out = torch.empty(5, device=DEVICE)

@@ -10,6 +10,7 @@ from torch import Tensor
 # 1, primes, and one below, at and above the powers of two that kernels use as block sizes.
 SIZES = (1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 FUSED = ("native", "triton")
+WITH_CUDA = (*FUSED, "cuda")  # for operators with a csrc/cuda/<op>.cu; skipped without a GPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # Absolute slack per dtype, for results that are zero in exact arithmetic.
