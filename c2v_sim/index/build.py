@@ -38,6 +38,8 @@ from c2v_sim.system.machine import choose_device, intra_op_threads
 from c2v_sim.system.settings import fixed
 
 EVAL_BATCH = 512
+# Raised when the same settings come to give other bits: older files in caches are left alone.
+RECIPE = 2
 
 
 def obtain_index(
@@ -97,7 +99,7 @@ def cache_path(
 ) -> Path:
     """Where the index of these settings is cached."""
     settings = fixed(config) | {"device": choose_device(config.device).type}
-    facts = [FORMAT, federation_facts(federation), embeddings.sha256, settings]
+    facts = [FORMAT, RECIPE, federation_facts(federation), embeddings.sha256, settings]
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
     return cache_folder(data_dir) / "indices" / f"{name}.safetensors"
 

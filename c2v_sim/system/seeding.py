@@ -17,6 +17,7 @@ SHUFFLE = 3  # round, client
 UPLOAD = 4  # client
 INDEX_SHUFFLE = 5  # epoch, or round and client
 INDEX_COHORT = 6  # round
+LOCAL = 7  # round, client; or epoch, 0: what torch draws while a model trains
 
 
 def rng(seed: int, stream: int, *ids: int) -> np.random.Generator:
@@ -24,9 +25,14 @@ def rng(seed: int, stream: int, *ids: int) -> np.random.Generator:
     return np.random.default_rng([seed, stream, *ids])
 
 
-def torch_seed(seed: int, round: int, client: int) -> int:
-    """Seed for torch before one client's local training (dropout)."""
-    return seed * 1000003 + round * 1009 + client
+def torch_seed(seed: int, t: int, client: int) -> int:
+    """Seed for torch before one client's local training in round `t` (dropout, augmentation).
+
+    A hash: with sums of multiples, (1, 1009) and (2, 0) could be one seed. 63 bits, as torch takes
+    no more into a signed integer.
+    """
+    (words,) = np.random.SeedSequence([seed, LOCAL, t, client]).generate_state(1, np.uint64)
+    return int(words) >> 1
 
 
 @contextmanager

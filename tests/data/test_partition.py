@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from c2v_sim.data import dirichlet
 from c2v_sim.data.partition import PARTITIONERS, Partition, make_partition
-from c2v_sim.system.seeding import PARTITION, SHUFFLE, rng, torch_seed
 
 Y = np.random.default_rng(5).integers(0, 4, 240)
 Y_TEST = np.random.default_rng(6).integers(0, 4, 80)
@@ -465,9 +464,3 @@ def test_hash_is_stable_and_sees_client_borders():
     # counts and sizes, then ids, of training and test: little-endian 64-bit
     content = struct.pack("<9q", 2, 2, 1, 0, 1, 2, 2, 0, 0)
     assert hash_of([0, 1], [2]) == hashlib.sha256(content).hexdigest()
-
-
-def test_streams_are_numpy_seed_sequences():
-    assert rng(7, SHUFFLE, 2, 3).random() == np.random.default_rng([7, 3, 2, 3]).random()
-    assert rng(7, PARTITION).random() == np.random.default_rng([7, 0]).random()
-    assert torch_seed(2, 3, 4) == 2 * 1000003 + 3 * 1009 + 4
