@@ -161,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
     if options.measure:
         limits = measure(device)
         print()
-        print(f"bandwidth {limits['bandwidth'] / 1e9:.1f} GB/s (triad, 12 bytes an element)")
+        print(f"bandwidth {limits['bandwidth'] / 1e9:.1f} GB/s (triad, 12 bytes per element)")
         print(f"sgemm     {limits['sgemm'] / 1e9:.0f} GFLOP/s (2048³)")
 
 

@@ -9,7 +9,7 @@ P and g_P are parameters of the model like any other; predictions are made from 
 forms (ops.projection_orthogonality), and L_dist the other direction of the divergence.
 """
 
-from typing import Any
+from typing import Protocol
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -17,6 +17,13 @@ from torch import Tensor, nn
 from c2v_sim import ops
 
 DIRECTIONS = ("forward", "reverse")  # KL(p_z || p_zP), KL(p_zP || p_z)
+
+
+class WithProjection(Protocol):
+    """A model after add_projection."""
+
+    c2v_projection: nn.Linear
+    c2v_projection_classifier: nn.Linear
 
 
 class LocalRegulariser:
@@ -53,7 +60,7 @@ class LocalRegulariser:
         """Normalised here, as far as the form asks for it, and not in every step."""
         self._index, self._rows = index, ops.prepared_index(index, self.form)
 
-    def __call__(self, module: Any, z: Tensor, logits: Tensor) -> Tensor:
+    def __call__(self, module: WithProjection, z: Tensor, logits: Tensor) -> Tensor:
         z_p = module.c2v_projection(z)
         loss = z_p.new_zeros(())
         if self.dist_weight:
