@@ -1,4 +1,4 @@
-"""client_scores against torch: bound by one read of both indices, 512 + 512 numbers a client.
+"""client_scores against torch: bound by one read of both indices, 512 + 512 numbers per client.
 
 `eager` is what the formula says with raw rows (normalise, then two matrix-vector products);
 `unit rows` is the best eager code when unit rows were stored beforehand.

@@ -28,7 +28,8 @@ from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import Adam
 
 BATCH = 128
-# Two products of tokens × 32 × 2048 per layer forward, five backward (one restores hidden values).
+# Per layer two products of tokens × 32 × 2048 forward, five backward (one makes hidden values
+# again).
 FLOPS = 7 * LAYERS * 2.0 * BATCH * TOKENS * CHANNELS * HIDDEN
 
 
@@ -83,7 +84,7 @@ def our_step(dropout: float, d: Tensor, label: Tensor):
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.0])
-@pytest.mark.parametrize("keep_memory", [False, True], ids=["default", "kept-memory"])
+@pytest.mark.parametrize("keep_memory", [False, True], ids=["default-memory", "kept-memory"])
 def test_step(compare, dropout, keep_memory):
     """`kept-memory` comes last: the setting stays for the process."""
     if keep_memory and not keep_freed_memory():

@@ -19,7 +19,7 @@ def pytest_addoption(parser) -> None:
     parser.addoption(
         "--compiled",
         action="store_true",
-        help="also time torch.compile of each eager baseline (a minute a case to compile)",
+        help="also time torch.compile of each eager baseline (a minute per case to compile)",
     )
 
 

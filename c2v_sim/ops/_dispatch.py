@@ -16,16 +16,18 @@ import platform
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+Result = TypeVar("Result", covariant=True)  # what an operator returns
 
 BACKENDS = ("native", "cuda", "triton", "torch")
 FLOAT32 = (torch.float32,)
 STORAGE = (torch.float32, torch.bfloat16, torch.float16)
 
-OPERATORS: dict[str, "Operator"] = {}  # every operator that was imported, by name
+OPERATORS: dict[str, "Operator[object]"] = {}  # every operator that was imported, by name
 _triton_library = torch.library.Library("c2v_sim_triton", "FRAGMENT")
 
 
@@ -65,18 +67,18 @@ def _triton_missing(on_cpu: bool) -> str | None:
     return None
 
 
-class Operator:
+class Operator(Generic[Result]):
     """One operator's backends; calling it dispatches. Built once, at import, by each op file."""
 
     def __init__(
         self,
         name: str,
         schema: str,
-        reference: Callable[..., Any],
+        reference: Callable[..., Result],
         *,
-        fake: Callable[..., Any],
+        fake: Callable[..., object],
         setup_context: Callable[..., None] | None = None,
-        backward: Callable[..., Any] | None = None,
+        backward: Callable[..., object] | None = None,
         triton: bool = True,
         dtypes: Sequence[torch.dtype] = FLOAT32,
     ) -> None:
@@ -104,12 +106,12 @@ class Operator:
             if backward is not None:
                 torch.library.register_autograd(op, backward, setup_context=setup_context)
 
-    def _launch_triton(self, *args: Any) -> Any:
+    def _launch_triton(self, *args: object) -> object:
         file = self.name.removesuffix("_backward")  # a gradient's kernels are beside the forward's
         module = importlib.import_module(f"c2v_sim.kernels.{file}")
         return getattr(module, self.name)(*args)
 
-    def unavailable(self, backend: str, *args: Any) -> str | None:
+    def unavailable(self, backend: str, *args: object) -> str | None:
         """Why `backend` cannot serve these arguments, as a sentence; None when it can."""
         if backend not in BACKENDS:
             return f"unknown backend {backend!r}; known: {', '.join(BACKENDS)}"
@@ -140,7 +142,7 @@ class Operator:
                 return f"it takes {known}, not {str(t.dtype).removeprefix('torch.')}"
         return None
 
-    def choose(self, backend: str | None, *args: Any) -> str:
+    def choose(self, backend: str | None, *args: object) -> str:
         """The backend that will run; raises RuntimeError when a named one cannot."""
         if backend is not None:
             if reason := self.unavailable(backend, *args):
@@ -150,7 +152,7 @@ class Operator:
         order = ("native", "torch") if on_cpu else ("cuda", "triton", "torch")
         return next(b for b in order if self.unavailable(b, *args) is None)
 
-    def __call__(self, *args: Any, backend: str | None = None) -> Any:
+    def __call__(self, *args: object, backend: str | None = None) -> Result:
         chosen = self.choose(backend, *args)
         if chosen == "torch":
             return self.reference(*args)

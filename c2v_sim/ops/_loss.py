@@ -14,6 +14,7 @@ from torch import Tensor
 
 from c2v_sim.ops._dispatch import STORAGE, Operator
 
+Context = Any  # torch's ctx, on which a function may keep whatever it likes
 Gradients = Sequence[Tensor | None]
 
 
@@ -24,21 +25,21 @@ def loss_operator(
     *,
     fake: Callable[..., tuple[Tensor, ...]],
     scaled: Callable[[Tensor, Sequence[Tensor], Sequence[int | bool]], Gradients],
-) -> Operator:
+) -> Operator[tuple[Tensor, ...]]:
     """An Operator with the gradients of such a loss.
 
     `scaled(upstream, saved gradients, options)` gives the gradient for each tensor argument, None
     for one that takes none.
     """
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
         ctx.options = [a for a in inputs if not isinstance(a, Tensor)]
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*(a for a in inputs if isinstance(a, Tensor)), *output[1:])
         ctx.tensors = len(inputs) - len(ctx.options)
 
-    def backward(ctx: Any, upstream: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Context, upstream: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
         nothing = (None,) * len(ctx.options)
         if upstream is None:
             return (None,) * ctx.tensors + nothing
@@ -64,12 +65,12 @@ def _tied(name: str, grads: Gradients, inputs: Sequence[Tensor]) -> Gradients:
 
 class _Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, name: str, grad: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Context, name: str, grad: Tensor, *inputs: Tensor) -> Tensor:
         ctx.name = name
         return grad.view_as(grad)
 
     @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> None:
+    def backward(ctx: Context, *_: Tensor) -> None:
         raise RuntimeError(
             f"{ctx.name}: fused backends cannot be differentiated twice; use backend='torch'"
         )

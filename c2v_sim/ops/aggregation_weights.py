@@ -3,7 +3,7 @@
     p = softmax( log q + H / lambda1 ),  q = N / sum N        history H [k], sizes N [k] -> p [k]
 
 the closed form that maximises  sum_i p_i H_i - lambda1 KL(p || q). Pure torch: k is the cohort,
-a handful of numbers a round, far below what a kernel launch costs.
+a handful of numbers per round, far below what a kernel launch costs.
 """
 
 import math

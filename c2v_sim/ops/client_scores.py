@@ -38,7 +38,14 @@ def client_scores(
     A row with NaN or Inf has score NaN; one in the cohort makes every score NaN.
     """
     clients = _check_index(feature_index, label_index)
-    device = feature_index.device
+    ids = _client_ids(cohort, clients, feature_index.device)
+    counts = _cohort_counts(sizes, ids, clients)
+    omega = (counts / counts.sum()).to(torch.promote_types(feature_index.dtype, torch.float32))
+    with torch.no_grad():
+        return _operator(feature_index, label_index, ids, omega, backend=backend)
+
+
+def _client_ids(cohort: Ids, clients: int, device: torch.device) -> Tensor:  # [k]
     ids = torch.as_tensor(cohort)
     if ids.dim() != 1 or ids.shape[0] == 0 or ids.is_floating_point():
         raise ValueError(
@@ -52,8 +59,13 @@ def client_scores(
         raise ValueError(
             f"client_scores: cohort must name clients 0..{clients - 1}, got {ids.tolist()}"
         )
-    ids = ids.to(device=device, dtype=torch.int64)
-    counts = torch.as_tensor(sizes).to(device=device, dtype=torch.float64)
+    return ids.to(device=device, dtype=torch.int64)
+
+
+def _cohort_counts(
+    sizes: Tensor | np.ndarray | Sequence[float], ids: Tensor, clients: int
+) -> Tensor:  # [M] or [k] -> [k]
+    counts = torch.as_tensor(sizes).to(device=ids.device, dtype=torch.float64)
     if counts.shape == (clients,):
         counts = counts[ids]
     elif counts.shape != ids.shape:
@@ -62,9 +74,7 @@ def client_scores(
         )
     if counts.is_cpu and not (counts.min() >= 0 and counts.sum() > 0):
         raise ValueError(f"client_scores: sizes must be counts >= 0, got {counts.tolist()}")
-    omega = (counts / counts.sum()).to(_result_dtype(feature_index))
-    with torch.no_grad():
-        return _operator(feature_index, label_index, ids, omega, backend=backend)
+    return counts
 
 
 def _check_index(feature_index: Tensor, label_index: Tensor | None) -> int:
@@ -81,10 +91,6 @@ def _check_index(feature_index: Tensor, label_index: Tensor | None) -> int:
                 f"{feature_index.dtype} as feature_index, got {len(index)} of {index.dtype}"
             )
     return len(feature_index)
-
-
-def _result_dtype(index: Tensor) -> torch.dtype:
-    return torch.promote_types(index.dtype, torch.float32)
 
 
 def client_scores_torch(

@@ -12,13 +12,13 @@ divided by the probability that this leaves, so that the expectation is exact.
 """
 
 import functools
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from c2v_sim.ops._dispatch import Operator
+from c2v_sim.ops._loss import Context
 
 _BITS32 = 0xFFFFFFFF
 
@@ -53,7 +53,7 @@ def fused_ffn(
     if backend is None and x.is_cuda and x.shape[-1] > 64:
         backend = "torch"  # the Triton kernels hold all channels in registers
     rows = x.reshape(-1, x.shape[-1])
-    y: Tensor = _operator(rows, w1, b1, w2, b2, seed, float(dropout), backend=backend)
+    y = _operator(rows, w1, b1, w2, b2, seed, float(dropout), backend=backend)
     return y.reshape(x.shape)
 
 
@@ -168,12 +168,12 @@ def _fake_backward(
     return dx, dw1, db1, dw2, db2
 
 
-def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+def _setup_context(ctx: Context, inputs: tuple, output: Tensor) -> None:
     x, w1, b1, w2, _, seed, ctx.dropout = inputs
     ctx.save_for_backward(x, w1, b1, w2, seed)
 
 
-def _backward(namespace: str, ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
+def _backward(namespace: str, ctx: Context, grad_y: Tensor) -> tuple[Tensor | None, ...]:
     needed = ctx.needs_input_grad[:5]
     operator = getattr(torch.ops, namespace).fused_ffn_backward
     grads = operator(
@@ -182,7 +182,7 @@ def _backward(namespace: str, ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, 
     return *(g if n else None for g, n in zip(grads, needed, strict=True)), None, None
 
 
-def _no_double_backward(ctx: Any, *grads: Tensor) -> None:
+def _no_double_backward(ctx: Context, *grads: Tensor) -> None:
     raise RuntimeError(
         "fused_ffn: the fused backends have no second derivative; use backend='torch'"
     )

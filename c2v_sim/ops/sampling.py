@@ -60,15 +60,17 @@ def sample_cohort(
         candidates = np.flatnonzero(mask)
         if len(candidates) < k:
             return _fill(candidates, ~mask, rest, k)
-    s, noise = s[candidates], noise[candidates]
-    if tau <= RANKING_TAU:
-        # Everybody above the k-th score, and of those who share it the largest noise.
-        kth = np.partition(s, -k)[-k]
-        sure, tied = np.flatnonzero(s > kth), np.flatnonzero(s == kth)
-        chosen = np.concatenate([sure, tied[_largest(noise[tied], k - len(sure))]])
-    else:
-        chosen = _largest(s / tau + noise, k)
+    chosen = _draw(s[candidates], noise[candidates], k, tau)
     return torch.from_numpy(np.sort(candidates[chosen]))
+
+
+def _draw(scores: np.ndarray, noise: np.ndarray, k: int, tau: float) -> np.ndarray:
+    if tau > RANKING_TAU:
+        return _largest(scores / tau + noise, k)
+    # Everybody above the k-th score, and of those who share it the largest noise.
+    kth = np.partition(scores, -k)[-k]
+    sure, tied = np.flatnonzero(scores > kth), np.flatnonzero(scores == kth)
+    return np.concatenate([sure, tied[_largest(noise[tied], k - len(sure))]])
 
 
 def _largest(keys: np.ndarray, k: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 // sum_{j,k} |<â_j, b̂_k>| and its gradients for â and b̂; the sum serves L_orth of both losses.
 //
 // The gradients are sums of unit rows with signs, sign(S)·B̂ and sign(S)ᵀ·Â, so only the signs of a
-// strip of S = ÂB̂ᵀ are kept, a bit each, and no multiplication is left: for four rows all sixteen
+// strip of S = ÂB̂ᵀ are kept, one bit each, and no multiplication is left: for four rows all sixteen
 // signed sums are tabulated, and four signs select one. That does four multiply-adds of the
 // plain product with one addition.
 #pragma once
@@ -50,7 +50,7 @@ struct BitPlane {
       : row_bytes(columns / 8), along(kStrip * row_bytes), across(columns * kStripBytes) {}
 
   // bytes[kTile][kTileBytes] is the tile at (row, column) of the strip.
-  void put(const uint8_t* bytes, int64_t row, int64_t column) {
+  void write(const uint8_t* bytes, int64_t row, int64_t column) {
     for (int64_t i = 0; i < kTile; ++i)
       std::copy(bytes + i * kTileBytes, bytes + (i + 1) * kTileBytes,
                 along.data() + (row + i) * row_bytes + column / 8);
@@ -137,8 +137,8 @@ inline double scan_tile(const float* tile, int64_t rows, int64_t columns, int64_
     }
     for (int lane = 0; lane < 8; ++lane) total += sum[lane];
   }
-  signs.put(s, row, column);
-  zero.put(z, row, column);
+  signs.write(s, row, column);
+  zero.write(z, row, column);
   if (found) any_zero.store(true, std::memory_order_relaxed);
   return total;
 }

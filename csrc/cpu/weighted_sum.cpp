@@ -14,7 +14,7 @@ void sum_block(const T* arena, int64_t stride, const float* weights, int64_t row
                int64_t size) {
   std::fill(out, out + size, 0.0f);
   int64_t k = 0;
-  for (; k + 4 <= rows; k += 4) {  // four rows a pass: a quarter of the traffic on `out`
+  for (; k + 4 <= rows; k += 4) {  // four rows per pass: a quarter of the traffic on `out`
     const T *a = arena + k * stride, *b = a + stride, *c = b + stride, *d = c + stride;
     const float wa = weights[k], wb = weights[k + 1], wc = weights[k + 2], wd = weights[k + 3];
 #pragma omp simd

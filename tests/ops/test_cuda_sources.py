@@ -52,6 +52,12 @@ def test_bindings_compile_against_the_stable_interface():
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("source", KERNELS, ids=lambda p: p.stem)
+def test_the_operator_is_tested_through_backend_cuda(source):
+    """On a GPU; here its cases are skipped."""
+    assert "WITH_CUDA" in (ROOT / f"tests/ops/test_{source.stem}.py").read_text()
+
+
 class Matrix(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
