@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from c2v_sim.algorithms import ALGORITHMS
+from c2v_sim.algorithms.local_regulariser import DIRECTIONS
 from c2v_sim.data.dirichlet import LDA
 from c2v_sim.data.load import DATASETS
 from c2v_sim.data.partition import PARTITIONERS
 from c2v_sim.index import config as index_config
 from c2v_sim.index.config import IMPROVEMENTS, IndexConfig, field_in_run, of_machine
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
+from c2v_sim.ops.projection_orthogonality import FORMS
 from c2v_sim.system import settings
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.machine import DEVICES
@@ -32,7 +34,8 @@ AUGMENTATIONS = ("none", "crop-flip")
 INDICES = (*index_config.KINDS, "local-model-weights")
 INDEX_PARTS = ("both", "feature", "label")
 STATE_DTYPES = ("float32", "bfloat16")
-WEIGHT_RULES = ("caption", "appendix")
+WEIGHT_RULES = ("one", "caption", "appendix")
+OF_BOTH = -1.0  # the weight of one local term, where it is that of both
 
 of_data = Section("data", DATA)
 of_text = of_data.needing(dataset=[name for name, source in DATASETS.items() if source.text])
@@ -143,8 +146,12 @@ class RunConfig:
     )
     local_weight: float = of_local(0.0, "w_r of the local loss; 0: by local_weight_rule", least=0.0)
     local_weight_rule: str = of_local(
-        "caption", "5 (global) or 1; or the appendix's", choices=WEIGHT_RULES
+        "one", "1; or as the paper's caption: 5 (global), 1; or its appendix", choices=WEIGHT_RULES
     )
+    local_orth: str = of_local("unit", "form of L_orth", choices=FORMS, before="cosine")
+    local_orth_weight: float = of_local(OF_BOTH, "weight of L_orth; -1: w_r", least=OF_BOTH)
+    local_dist_weight: float = of_local(OF_BOTH, "weight of L_dist; -1: w_r", least=OF_BOTH)
+    dist_direction: str = of_local("forward", "of the KL in L_dist", choices=DIRECTIONS)
     omit_local_orth: bool = of_local(False, "leave L_orth out of the local loss")
     dist_detach: bool = of_local(False, "no gradient from L_dist into the model's own logits")
 
@@ -225,10 +232,20 @@ class RunConfig:
                 "fediir": self.fediir_penalty,
             }
             return own.get(self.algorithm, 1.0)
-        return 1.0 if self.index_strategy == "federated" else 5.0
+        in_caption = self.local_weight_rule == "caption" and self.index_strategy == "global"
+        return 5.0 if in_caption else 1.0
+
+    @property
+    def local_weights(self) -> tuple[float, float]:
+        """Of L_orth and of L_dist."""
+        given = (self.local_orth_weight, self.local_dist_weight)
+        orth, dist = (self.regulariser_weight if w < 0.0 else w for w in given)
+        return (0.0 if self.omit_local_orth else orth), dist
 
 
 FIELDS = settings.facts_of(RunConfig)
+# What a saved run does not say, because the setting did not exist yet.
+OF_OLDER_RUNS = {name: s.before for name, s in FIELDS.items() if s.before is not None}
 
 
 def index_settings(config: RunConfig) -> IndexConfig:
@@ -275,4 +292,4 @@ def _as_the_data_comes(given: Mapping[str, object], base: RunConfig) -> Mapping[
 
 def saved_config(path: Path) -> RunConfig:
     """The configuration of a run; what had no effect, and was once accepted, is the default."""
-    return make_config(read_toml(path), shared=FIELDS)
+    return make_config(OF_OLDER_RUNS | read_toml(path), shared=FIELDS)

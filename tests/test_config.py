@@ -199,3 +199,30 @@ def test_settings_of_dsa_ign_go_with_it_alone():
         make_config(given | {"index": "feature-average"})
     with pytest.raises(ConfigError, match="index_decoder = mlp has no effect with improve"):
         make_config({"index_decoder": "mlp"})
+
+
+def test_a_run_from_before_the_forms_of_l_orth_keeps_the_cosine(tmp_path):
+    file = tmp_path / "config.toml"
+    file.write_text('improve = ["local"]\nlocal_weight_rule = "caption"\n')
+    assert saved_config(file).local_orth == "cosine"
+    assert saved_config(file).local_weights == (5.0, 5.0)
+    file.write_text('improve = ["local"]\nlocal_orth = "raw"\n')
+    assert saved_config(file).local_orth == "raw"
+    file.write_text("rounds = 3\n")
+    assert saved_config(file) == RunConfig(rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "weights"),
+    [
+        ({}, (1.0, 1.0)),
+        ({"local_weight": 2.0}, (2.0, 2.0)),
+        ({"local_weight": 2.0, "local_orth_weight": 3.0}, (3.0, 2.0)),
+        ({"local_dist_weight": 0.0}, (1.0, 0.0)),
+        ({"omit_local_orth": True, "local_orth_weight": 3.0}, (0.0, 1.0)),
+        ({"local_weight_rule": "caption"}, (5.0, 5.0)),
+        ({"local_weight_rule": "caption", "index_strategy": "federated"}, (1.0, 1.0)),
+    ],
+)
+def test_the_two_local_terms_have_weights_of_their_own(settings, weights):
+    assert make_config({"improve": ["local"]} | settings).local_weights == weights

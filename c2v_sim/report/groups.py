@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from c2v_sim.config import FIELDS, RunConfig, index_settings, make_config
+from c2v_sim.config import FIELDS, OF_OLDER_RUNS, RunConfig, index_settings, make_config
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.report.runs import Unstarted
 from c2v_sim.run.reader import Run
@@ -20,7 +20,8 @@ from c2v_sim.system.settings import REPORT, facts_of, unmet_need
 # Settings on which the result does not depend but for chance, and a file of which the manifest says
 # what was in it.
 NOT_COMPARED = {name for name, setting in FIELDS.items() if not setting.compared_in(REPORT)}
-DEFAULTS = json.loads(json.dumps(dataclasses.asdict(RunConfig())))  # of what a run was not told
+# Of what a run was not told.
+DEFAULTS = json.loads(json.dumps(dataclasses.asdict(RunConfig()) | OF_OLDER_RUNS))
 
 
 @dataclass(frozen=True, eq=False)

@@ -51,11 +51,13 @@ def assemble(
         if "local" in config.improve:
             columns = index_width(config, whole, dataset.classes, feature_width)
             add_projection(whole, width_of(whole, sample), columns, dataset.classes)
+            orth, dist = config.local_weights
             regulariser = LocalRegulariser(
                 torch.zeros(0, columns),
-                orth_weight=0.0 if config.omit_local_orth else config.regulariser_weight,
-                dist_weight=config.regulariser_weight,
-                form="cosine",
+                orth_weight=orth,
+                dist_weight=dist,
+                form=config.local_orth,
+                direction=config.dist_direction,
                 detach=config.dist_detach,
             )
             grows = config.index == "local-model-weights"

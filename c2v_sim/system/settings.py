@@ -75,6 +75,7 @@ class Setting:
     auto: bool = False  # its flag takes `auto` for 0
     shared: bool = False  # of a part of a run: the run's own setting of that name
     told: str = ""  # REPORT or PAPER: tells it in words of its own, not as a setting
+    before: Any = None  # what runs did before the setting existed, where that is not the default
 
     @property
     def free(self) -> bool:

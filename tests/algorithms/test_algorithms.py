@@ -164,10 +164,26 @@ VARIANTS = {
         {"improve": CASE_STUDIES},
     ),
     "detached": ({"improve": CASE_STUDIES, "dist_detach": True}, {"improve": CASE_STUDIES}),
-    "federated weight": (
-        {"improve": ("local",), "index_strategy": "federated"},
+    "caption weight": (
+        {"improve": ("local",), "local_weight_rule": "caption"},
         {"improve": ("local",)},
     ),
+    "caption weight, federated": (
+        {"improve": ("local",), "local_weight_rule": "caption", "index_strategy": "federated"},
+        {"improve": ("local",), "local_weight_rule": "caption"},
+    ),
+    # |<z_P, beta>| is a kink too: where a product crosses zero, two float32 runs drift apart.
+    "cosine": (
+        {"improve": ("local",), "local_orth": "cosine", "lr": 3e-3},
+        {"improve": ("local",), "lr": 3e-3},
+    ),
+    "raw": (
+        {"improve": ("local",), "local_orth": "raw", "lr": 3e-3},
+        {"improve": ("local",), "lr": 3e-3},
+    ),
+    "weight of orth": ({"improve": ("local",), "local_orth_weight": 3.0}, {"improve": ("local",)}),
+    "weight of dist": ({"improve": ("local",), "local_dist_weight": 0.3}, {"improve": ("local",)}),
+    "reverse": ({"improve": CASE_STUDIES, "dist_direction": "reverse"}, {"improve": CASE_STUDIES}),
     "appendix weight": (
         {"algorithm": "feddyn", "improve": ("local",), "local_weight_rule": "appendix"},
         {"algorithm": "feddyn", "improve": ("local",)},

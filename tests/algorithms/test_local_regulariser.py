@@ -41,11 +41,18 @@ def gradients(regulariser, module, z, logits):
     return loss.detach(), list(grads)
 
 
-def slow_loss(index, module, z, logits, detach=False, **local):
+def slow_loss(index, module, z, logits, form="unit", direction="forward", detach=False, **weights):
     config = SimpleNamespace(
-        index="client2vec", omit_local_orth=False, dist_detach=detach, regulariser_weight=2.0
+        index="client2vec",
+        omit_local_orth=False,
+        dist_detach=detach,
+        regulariser_weight=2.0,
+        local_orth=form,
+        dist_direction=direction,
+        local_orth_weight=weights.get("orth_weight", -1.0),
+        local_dist_weight=weights.get("dist_weight", -1.0),
     )
-    slow = slow_algorithms.Slow(None, config, index, None, **local)
+    slow = slow_algorithms.Slow(None, config, index, None)
     parts = SimpleNamespace(P=module.c2v_projection, g_P=module.c2v_projection_classifier)
     return slow_algorithms.regulariser(slow, parts, z, logits)
 

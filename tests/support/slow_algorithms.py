@@ -53,10 +53,6 @@ class Slow:
     config: object
     feature: torch.Tensor | None  # [M, D]
     label: torch.Tensor | None  # [M, D']
-    form: str = "cosine"  # of L_orth: unit, cosine, raw
-    direction: str = "forward"  # of L_dist; or reverse
-    orth_weight: float | None = None  # None: the config's one weight
-    dist_weight: float | None = None
     model: SlowModel = None
     h: dict = field(default_factory=dict)  # client -> one tensor a parameter
     previous: dict = field(default_factory=dict)  # client -> module
@@ -74,12 +70,12 @@ class Slow:
         return max(1, math.floor(self.config.participation * len(self.sizes) + 1e-9))
 
 
-def run(federation, config, feature=None, label=None, base=None, **local):
+def run(federation, config, feature=None, label=None, base=None):
     """config.rounds rounds; `feature` and `label` are the parts of the index that A consists of.
 
     `local` are case study iii's: form, direction, orth_weight, dist_weight.
     """
-    slow = Slow(federation, config, feature, label, **local)
+    slow = Slow(federation, config, feature, label)
     slow.model = first_model(slow, base)
     for t in range(1, config.rounds + 1):
         one_round(slow, t)
@@ -305,17 +301,16 @@ def refresh_mean_gradient(slow, cohort):
 
 def regulariser(slow, model, z, logits):
     config, z_p = slow.config, model.P(z)
-    orth_weight, dist_weight = (
-        config.regulariser_weight if own is None else own
-        for own in (slow.orth_weight, slow.dist_weight)
-    )
+    both = config.regulariser_weight
+    orth_weight = config.local_orth_weight if config.local_orth_weight >= 0 else both
+    dist_weight = config.local_dist_weight if config.local_dist_weight >= 0 else both
     index = slow.feature
     if config.index == "local-model-weights":
         index = [classifier_of(slow.previous[i]) for i in sorted(slow.previous)]
     logits = logits.detach() if config.dist_detach else logits
-    loss = dist_weight * divergence(slow.direction, logits, model.g_P(z_p))
+    loss = dist_weight * divergence(config.dist_direction, logits, model.g_P(z_p))
     if len(index) and not config.omit_local_orth:
-        loss = loss + orth_weight * orthogonality(slow.form, z_p, index)
+        loss = loss + orth_weight * orthogonality(config.local_orth, z_p, index)
     return loss
 
 
