@@ -30,7 +30,7 @@ from c2v_sim.sweep.estimate import estimate
 from c2v_sim.sweep.file import SWEEP, Cell, Sweep, read_sweep, state
 from c2v_sim.sweep.memory import memory_needs
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
-from c2v_sim.sweep.tables.deviations import shown
+from c2v_sim.sweep.tables.deviations import in_words
 from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import LOCK, in_use
@@ -148,7 +148,7 @@ def differing_settings(cells: list[Cell]) -> dict[str, str]:
     def text(cell: Cell) -> str:
         own = {name: getattr(cell.config, name) for name in varying}
         changed = {name: value for name, value in own.items() if value != FIELDS[name].default}
-        return ", ".join(f"{name} = {shown(name, value)}" for name, value in changed.items())
+        return ", ".join(f"{name} = {in_words(name, value)}" for name, value in changed.items())
 
     return {cell.name: text(cell) for cell in cells}
 

@@ -94,7 +94,8 @@ def compare_run(run: CellRun, paper: RunConfig) -> dict[str, tuple[str, str]]:
         of_network = setting.section == index_config.of_network.title and config.index != "dsa-ign"
         if setting.compared_in(PAPER) and not (of_index or of_network):
             word = WORDS.get(name, name.replace("_", " "))
-            out[word] = (shown(name, getattr(config, name)), shown(name, getattr(paper, name)))
+            here, there = (in_words(name, getattr(c, name)) for c in (config, paper))
+            out[word] = (here, there)
     return out
 
 
@@ -109,7 +110,7 @@ def clients(config: RunConfig) -> str:
     return f"{each} per domain" if each else f"{config.clients}"
 
 
-def shown(name: str, value: object) -> str:
+def in_words(name: str, value: object) -> str:
     """A setting for people."""
     if isinstance(value, tuple):
         return " + ".join(value) or "none"
