@@ -34,6 +34,7 @@ from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE, feature_average
 from c2v_sim.index.quality import quality
 from c2v_sim.index.training import OnPoint, Pairs, train_network
+from c2v_sim.system import ranks
 from c2v_sim.system.machine import choose_device, intra_op_threads
 from c2v_sim.system.settings import fixed
 
@@ -60,14 +61,12 @@ def obtain_index(
     those of `build_index`.
     """
     if file:
-        return ClientIndex.load(file, federation)
+        return ranks.from_first(lambda: ClientIndex.load(file, federation))
     embeddings = embeddings or index_embeddings(federation, config, data_dir)
     path = cache_path(federation, config, embeddings, data_dir)
-    if os.path.exists(path):
-        try:
-            return ClientIndex.load(path, federation)
-        except ValueError as error:
-            print(f"warning: {error}; it is built anew", file=sys.stderr)
+    cached = ranks.from_first(lambda: _cached(path, federation))
+    if cached is not None:
+        return cached
     index = build_index(
         federation,
         config,
@@ -76,8 +75,18 @@ def obtain_index(
         on_point=on_point,
         stop=stop,
     )
-    _keep(index, path)
+    if ranks.is_first():
+        _keep(index, path)
     return index
+
+
+def _cached(path: Path, federation: Federation) -> ClientIndex | None:
+    if os.path.exists(path):
+        try:
+            return ClientIndex.load(path, federation)
+        except ValueError as error:
+            print(f"warning: {error}; it is built anew", file=sys.stderr)
+    return None
 
 
 def index_embeddings(
@@ -213,10 +222,11 @@ def feature_index(
     """β^f: the mean of u over each client's training samples."""
     out = torch.zeros(partition.clients, WIDTH)
     with torch.inference_mode(), intra_op_threads(config.threads):
-        for i, ids in enumerate(partition.train):
+        for i in range(ranks.rank(), partition.clients, ranks.size()):
+            ids = partition.train[i]
             total = torch.zeros(WIDTH, dtype=torch.float64, device=pairs.device)
             for batch in torch.from_numpy(ids).to(pairs.device).split(EVAL_BATCH):
                 u = network.encode(pairs.images[batch])[:, WIDTH:]
                 total += u.sum(0, dtype=torch.float64)
             out[i] = total / len(ids)
-    return out
+    return ranks.pick(out, [i % ranks.size() for i in range(partition.clients)])

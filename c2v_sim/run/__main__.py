@@ -24,7 +24,7 @@ from pathlib import Path
 from c2v_sim.config import to_toml
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.build import build_federation, check_same_data, new_path
+from c2v_sim.run.build import build_federation, check_alike, check_same_data, new_path
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
@@ -32,23 +32,36 @@ from c2v_sim.run.results import write_results
 from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system import ranks, torchrun
 from c2v_sim.system.errors import (
     CheckpointError,
     ConfigError,
     Interrupted,
     InUse,
+    RankLost,
     TrainingError,
     fail,
 )
 from c2v_sim.system.files import in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.torchrun import tell
 
 
 def prepare(
     arguments: argparse.Namespace,
 ) -> tuple[Simulator, Embeddings | None, Path, str]:
     """Everything that can go wrong with the input goes wrong here, before a file is written."""
+    with ranks.same_fate():
+        simulator, out, label = make_simulator(arguments)
+    if ranks.size() > 1:
+        check_alike(simulator.federation, simulator.config, simulator.device)
+    embeddings = prepare_index(simulator, arguments.resume)
+    return simulator, embeddings, out, label
+
+
+def make_simulator(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
+    """What this process trains with, where it goes, and what the settings are called."""
     config, label = settings_of(arguments)
     if arguments.tensorboard:
         summary_writer()  # refused here where the package is missing
@@ -61,8 +74,7 @@ def prepare(
     simulator = Simulator(federation, config, scratch=out / "scratch")
     if arguments.resume:
         check_same_data(arguments.resume, federation)
-    embeddings = prepare_index(simulator, arguments.resume)
-    return simulator, embeddings, out, label
+    return simulator, out, label
 
 
 def execute(
@@ -79,7 +91,12 @@ def execute(
         journal.resume()
         show_start(simulator, journal.out, label)
         train(simulator, journal)
-        return finish(journal, label)
+        if simulator.client_accuracy is None:  # resumed after its last round
+            simulator.evaluate()
+        return finish(journal, label) if ranks.is_first() else 0
+    except RankLost as error:
+        when = f"round {simulator.round + 1}: {error}. {journal.goes_on().capitalize()}: {again}"
+        return tell(1, when)
     except CheckpointError as error:
         return fail(2, str(error))
     except TrainingError as error:
@@ -88,6 +105,7 @@ def execute(
         traceback.print_exception(error.__cause__)
         return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
     except Interrupted:
+        interrupt.number = max(number or 0 for number in ranks.gather(interrupt.number)) or None
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
         done = f"{interrupt.word} after round {simulator.round}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
@@ -131,13 +149,28 @@ def finish(journal: Journal, label: str) -> int:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; the exit code."""
     arguments = parser().parse_args(argv)
+    typed = argv or sys.argv[1:]
+    if arguments.ranks and not torchrun.started_this():
+        options = (arguments.max_restarts, arguments.rank_timeout)
+        return torchrun.launch(arguments.ranks, ["-m", "c2v_sim.run", *typed], *options)
+    try:
+        with torchrun.joined(arguments.rank_timeout):
+            return torchrun.run_as_rank(lambda: run(arguments, shlex.join([*COMMAND, *typed])))
+    except ConfigError as error:  # the ranks did not meet
+        return fail(2, str(error)) if torchrun.is_first_of_host() else 2
+
+
+def run(arguments: argparse.Namespace, command: str) -> int:
+    """The run that the arguments ask for, or this rank's part of it; the exit code."""
     keep_freed_memory()
+    arguments = started_anew(arguments)
     with Interrupt() as interrupt, ExitStack() as held:
         try:
             if arguments.print_config:
                 print(to_toml(settings_of(arguments)[0]), end="")
                 return 0
-            if arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
+            writes = ranks.is_first()
+            if writes and arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
                 held.enter_context(in_use(arguments.resume))
             simulator, embeddings, out, label = prepare(arguments)
             interrupt.stop = simulator.stop
@@ -146,8 +179,8 @@ def main(argv: list[str] | None = None) -> int:
         except KeyboardInterrupt:
             return fail(interrupt.code, f"{interrupt.word} before training; nothing was written")
         try:
-            if not arguments.resume:
-                command = shlex.join([*COMMAND, *(argv or sys.argv[1:])])
+            if writes and not arguments.resume:
+                torchrun.remember("out", str(out))
                 run_directory.create_run_directory(out, simulator, label, command)
                 held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
@@ -158,6 +191,18 @@ def main(argv: list[str] | None = None) -> int:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:
             simulator.close()
+
+
+def started_anew(arguments: argparse.Namespace) -> argparse.Namespace:
+    """Where torchrun has started the ranks again, they go on in the directory of the first."""
+    out = torchrun.remembered("out")
+    if out is None or arguments.resume:
+        return arguments
+    if (Path(out) / run_directory.CONFIG).is_file():
+        same = ["--tensorboard"] if arguments.tensorboard else []
+        return parser().parse_args(["--resume", out, *same])
+    arguments.out = Path(out)
+    return arguments
 
 
 if __name__ == "__main__":

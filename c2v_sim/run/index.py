@@ -13,6 +13,7 @@ from c2v_sim.index.training import OnPoint
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.progress import IndexProgress
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system import ranks
 from c2v_sim.system.settings import Affects, names_affecting
 
 CHECKPOINT = "index_training.safetensors"
@@ -32,6 +33,7 @@ def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | No
     settings, file = index_settings(config), config.index_file
     if resumed is not None and (resumed / run_directory.INDEX).exists():
         file = str(resumed / run_directory.INDEX)
+    file = ranks.broadcast(file)
     if not file:
         return index_embeddings(federation, settings, config.data_dir)
     simulator.use_index(obtain_index(federation, settings, file=file))
@@ -54,6 +56,8 @@ def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) 
                 stop=simulator.stop,
             )
         simulator.use_index(index)
+    if not ranks.is_first():
+        return
     if simulator.index is not None and not (out / run_directory.INDEX).exists():
         run_directory.add_index(out, simulator.index)
         (out / CHECKPOINT).unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
+from c2v_sim.system.torchrun import SECONDS
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset or --config is
 given), then --config, then flags. The defaults shown are those of the preset quick; --print-config
@@ -38,8 +39,25 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
         action="store_true",
         help=f"write event files for TensorBoard into <run directory>/{FOLDER}",
     )
+    out.add_argument(
+        "--ranks", type=positive, metavar="N", help="processes that share the run (torchrun)"
+    )
+    rarely = {
+        "--rank-timeout": (float, SECONDS, "X", "seconds that a rank waits for the others"),
+        "--max-restarts": (int, 0, "N", "how often --ranks begins anew after a rank was killed"),
+    }
+    for flag, (kind, default, metavar, text) in rarely.items():
+        text = f"{text} (default: {default:g})" if everything else argparse.SUPPRESS
+        out.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
     add_flags(out, FIELDS.values(), vars(preset(PRESETS[0])), everything)
     return out
+
+
+def positive(text: str) -> int:
+    """A number of ranks."""
+    if not text.isdecimal() or text == "0":
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
+    return int(text)
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:

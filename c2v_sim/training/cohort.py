@@ -4,15 +4,20 @@ Local training is the specification's: `epochs` passes over the client's samples
 drawn order, the last partial batch kept unless it is a single sample. The objective gives the
 loss and the terms of the optimiser's step, so that every kind of model is trained by this one
 loop.
+
+Where several ranks share a run (system/ranks.py), each trains some clients of the cohort; then the
+rows meet, and every rank goes on with all of them.
 """
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.seeding import rng, torch_seed
 from c2v_sim.training.lane import Lane
@@ -71,11 +76,38 @@ def train_cohort(
         cohort.data[row].copy_(client.row.data[0])
         cohort.integers[row].copy_(client.row.integers[0])
 
-    by_size = sorted(range(len(clients)), key=lambda row: -len(samples[clients[row]]))
-    for row, _ in training.lanes.run(work, by_size):
-        on_client(int(clients[row]))
+    sizes = [len(samples[client]) for client in clients]
+    trainers = dealt(sizes)
+    mine = [row for row in largest_first(sizes) if trainers[row] == ranks.rank()]
+    with ranks.same_fate():
+        for row, _ in training.lanes.run(work, mine):
+            on_client(int(clients[row]))
+    losses = meet(training, trainers, losses)
     check_finite(training, t, clients, losses)
     return losses
+
+
+def largest_first(sizes: Sequence[int]) -> list[int]:
+    """The positions of `sizes`, that of the largest first."""
+    return sorted(range(len(sizes)), key=lambda i: -sizes[i])
+
+
+def dealt(sizes: Sequence[int]) -> list[int]:
+    """The rank of each item: the largest first, each to the rank that has least so far."""
+    out = [0] * len(sizes)
+    loads = [(0, rank) for rank in range(ranks.size())]  # a heap
+    for i in largest_first(sizes) if len(loads) > 1 else ():
+        load, out[i] = loads[0]
+        heapq.heapreplace(loads, (load + sizes[i], out[i]))
+    return out
+
+
+def meet(training: CohortTraining, trainers: Sequence[int], losses: Tensor) -> Tensor:  # [K]
+    """All rows on all ranks, and all losses: row i is that of rank `trainers[i]`."""
+    cohort = training.cohort
+    for rows in (cohort.data, cohort.integers):
+        ranks.share(*((rows[i], trainer) for i, trainer in enumerate(trainers)))
+    return ranks.pick(losses, trainers)
 
 
 @contextmanager
