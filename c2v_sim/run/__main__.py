@@ -38,14 +38,12 @@ from c2v_sim.system.errors import (
     ConfigError,
     Interrupted,
     InUse,
-    RankLost,
     TrainingError,
     fail,
 )
 from c2v_sim.system.files import in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
-from c2v_sim.system.torchrun import tell
 
 
 def prepare(
@@ -94,9 +92,6 @@ def execute(
         if simulator.client_accuracy is None:  # resumed after its last round
             simulator.evaluate()
         return finish(journal, label) if ranks.is_first() else 0
-    except RankLost as error:
-        when = f"round {simulator.round + 1}: {error}. {journal.goes_on().capitalize()}: {again}"
-        return tell(1, when)
     except CheckpointError as error:
         return fail(2, str(error))
     except TrainingError as error:
@@ -109,6 +104,11 @@ def execute(
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
         done = f"{interrupt.word} after round {simulator.round}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
+    except Exception as error:
+        if ranks.size() == 1:
+            raise
+        at = f"That was in round {simulator.round + 1}; {journal.goes_on()}: {again}"
+        return torchrun.tell(1, error, at)
     finally:
         journal.close()
 
@@ -148,7 +148,8 @@ def finish(journal: Journal, label: str) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; the exit code."""
-    arguments = parser().parse_args(argv)
+    with torchrun.quiet_but_once():
+        arguments = parser().parse_args(argv)
     typed = argv or sys.argv[1:]
     if arguments.ranks and not torchrun.started_this():
         options = (arguments.max_restarts, arguments.rank_timeout)

@@ -12,6 +12,7 @@ made on the way (a sum's bits would depend on the number of ranks): values trave
 adds them in the order of the clients.
 """
 
+import re
 import socket
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +95,9 @@ def _speaking() -> Iterator[None]:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    """What torch says, without the place in its sources and its advice."""
+    line = re.sub(r"^\[\S*\.cc:\d+\] ", "", str(error).strip().splitlines()[0])
+    return line.partition(". This is typically")[0].rstrip(".")
 
 
 def gather(value: T) -> list[T]:

@@ -11,10 +11,11 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from datetime import timedelta
 
 import torch
@@ -34,6 +35,16 @@ def started_this() -> bool:
 
 def is_first_of_host() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+@contextmanager
+def quiet_but_once() -> Iterator[None]:
+    """What all ranks would print inside is printed by the first of a host."""
+    if is_first_of_host():
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        yield
 
 
 @contextmanager
@@ -64,17 +75,32 @@ def _join(timeout: timedelta) -> Group:
     hosts_store = number == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
+        if not hosts_store:
+            _wait_until_reachable(host, port, timeout.total_seconds())
         server = dist.TCPStore(host, port, is_master=hosts_store, timeout=timeout)
         store = dist.PrefixStore("c2v_sim", server)
         own = dist.PrefixStore(f"attempt {attempt}", store)
         dist.init_process_group(backend, store=own, rank=number, world_size=count, timeout=timeout)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise ConfigError(
             f"rank {number} on {here} did not meet the other {count - 1} at {host}:{port} within "
             f"{timeout.total_seconds():g} s ({first_line(error)}). Start as many ranks as torchrun "
             "was told, see that this address can be reached, or raise --rank-timeout"
         ) from error
     return Group(number, count, local, on_host, attempt, store)
+
+
+def _wait_until_reachable(host: str, port: int, seconds: float) -> None:
+    """OSError where nobody listens there in time; torch would print where in its code it waited."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=seconds).close()
+            return
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(SECONDS_BETWEEN_CHECKS)
 
 
 _ALONE = {"RANK": 0, "WORLD_SIZE": 1}
@@ -112,20 +138,22 @@ def run_as_rank(work: Callable[[], int]) -> int:
         return work()
     try:
         code = work()
-    except RankLost as error:
-        return tell(1, f"{error}; nothing was trained")
     except Exception as error:
-        text = "".join(traceback.format_exception(error))
-        return tell(1, f"rank {ranks.rank()} on {socket.gethostname()}: {error!r}", text)
+        return tell(1, error, "nothing was trained")
     if code and ranks.is_first():
         _may_tell()  # it is told: those who find that this rank is gone need not say so
     return code
 
 
-def tell(code: int, message: str, trace: str = "") -> int:
-    """Say what ended the run, unless another rank has; the exit code."""
-    if _may_tell():
-        print(f"{trace}{ERROR}{message}", file=sys.__stderr__, flush=True)
+def tell(code: int, error: Exception, then: str) -> int:
+    """Say what ended the run and what `then`, unless another rank has; the exit code."""
+    if not _may_tell():
+        return code
+    message = str(error)
+    if not isinstance(error, RankLost):
+        traceback.print_exception(error, file=sys.__stderr__)
+        message = f"rank {ranks.rank()} on {socket.gethostname()}: {error!r}"
+    print(f"{ERROR}{message}. {then}", file=sys.__stderr__, flush=True)
     return code
 
 

@@ -15,7 +15,7 @@ import tempfile
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -205,8 +205,8 @@ class RankedRows(ClientRows):
     def state(self) -> dict[str, Tensor]:
         """That of all ranks, on rank 0; of the rows elsewhere nothing."""
         ids = torch.tensor(list(self._known), dtype=torch.int64)
-        # In a file of its own: together the rows may be more than one rank has memory for.
-        budget = Budget(0, 0, self._budget.folder)
+        # Together they may be more than one rank has memory for: a file takes the rest.
+        budget = replace(self._budget, device=0)
         whole = ClientRows(
             self.name, self.clients, self.width, device=CPU, budget=budget, dtype=self.dtype
         )

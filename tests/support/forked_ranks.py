@@ -5,6 +5,7 @@ torchrun, the store in which the ranks meet lies outside of them and outlives th
 """
 
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -33,6 +34,8 @@ def fork(work: Callable[[], int], log: Path | None = None, **environment: object
     code = 99
     try:
         code = work()
+    except SystemExit as end:  # of argparse
+        code = end.code
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
     finally:
@@ -41,35 +44,33 @@ def fork(work: Callable[[], int], log: Path | None = None, **environment: object
         os._exit(code)
 
 
-def host_store(port: int) -> int:
-    """A process that does nothing but hold the store; its id."""
+class Store:
+    """A process that does nothing but hold the store."""
 
-    def hold() -> int:
-        ready, _ = dist.TCPStore("localhost", port, is_master=True, wait_for_workers=False), None
-        os.read(end, 1)  # until the caller closes the pipe or ends
-        del ready
-        return 0
+    def __init__(self) -> None:
+        self.port = free_port()
+        self.process = fork(self._hold)
 
-    end, begin = os.pipe()
-    process = os.fork()
-    if process:
-        os.close(end)
-        HELD[process] = begin
-        return process
-    os.close(begin)
-    hold()
-    os._exit(0)
+    def _hold(self) -> int:
+        store = dist.TCPStore("localhost", self.port, is_master=True, wait_for_workers=False)
+        signal.pause()  # until it is ended
+        return store.num_keys()
 
-
-HELD: dict[int, int] = {}  # process -> the end of its pipe
+    def end(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        wait(self.process)
 
 
 def start_ranks(
-    size: int, work: Callable[[], int], log: Path | None = None, **environment: object
-) -> tuple[list[int], int]:
-    """Fork `size` ranks that do `work`; their ids, and that of the process with the store."""
-    port = free_port()
-    store = host_store(port)
+    size: int,
+    work: Callable[[], int],
+    log: Path | None = None,
+    store: Store | None = None,
+    **environment: object,
+) -> tuple[list[int], Store]:
+    """Fork `size` ranks that do `work`; their ids, and the store in which they meet."""
+    store = store or Store()
+    port = store.port
     common = {
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": size,
@@ -84,14 +85,9 @@ def wait(process: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def end_store(store: int) -> None:
-    os.close(HELD.pop(store))
-    wait(store)
-
-
 def run_ranks(size: int, work: Callable[[], int], log: Path | None = None, **env: object) -> list:
     """The exit codes of `size` ranks."""
     processes, store = start_ranks(size, work, log, **env)
     codes = [wait(process) for process in processes]
-    end_store(store)
+    store.end()
     return codes
