@@ -10,7 +10,8 @@ shared/            what cells have in common, until all of them are done
 
 The same command goes on with an interrupted sweep and tries failed cells again. A file that has
 grown since (a seed more, a case more) goes on with what is there; one that changes or drops a cell
-is refused. Exit codes: 0 all cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
+is refused. `--shard i/n` lets n such commands share a directory (sweep/shards.py). Exit codes: 0 all
+cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import shlex
 import sys
 import threading
 import tomllib
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import tomli_w
@@ -30,6 +32,7 @@ from c2v_sim.sweep.estimate import estimate
 from c2v_sim.sweep.file import SWEEP, Cell, Sweep, read_sweep, state
 from c2v_sim.sweep.memory import memory_needs
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
+from c2v_sim.sweep.shards import SHARED, Shard, begun_together
 from c2v_sim.sweep.tables.deviations import in_words
 from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.errors import ConfigError, InUse, fail
@@ -52,6 +55,9 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="KEY=VALUE",
         help="a setting of all cells, over those in [base]; may be repeated",
+    )
+    out.add_argument(
+        "--shard", metavar="I/N", help="as one of N that share --out, such as a SLURM array's tasks"
     )
     out.add_argument("--only", metavar="PATTERN", help="only cells with such a name: 'fedavg-*'")
     return out
@@ -94,7 +100,7 @@ def check_same(out: Path, sweep: Sweep) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; name a directory")
     if not (out / SWEEP).exists():
-        if out.exists() and any(p.name != LOCK for p in out.iterdir()):
+        if out.exists() and any(p.name not in (LOCK, SHARED) for p in out.iterdir()):
             raise ConfigError(f"--out {out} is not empty and holds no {SWEEP}; name another")
         return
     saved = {cell.name: cell.config for cell in read_sweep(out / SWEEP).cells}
@@ -163,6 +169,19 @@ def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
         print(f"failed: {name}: {why}", file=sys.stderr)
 
 
+def run_all(runner: Runner, sweep: Sweep, text: str) -> None:
+    """Keep the sweep's text, run its cells, and show what came of them."""
+    out, sharing = runner.out, runner.shard is not None
+    with ExitStack() as held:
+        if not sharing:
+            held.enter_context(in_use(out))
+        with begun_together(out) if sharing else nullcontext():
+            write_text(out / SWEEP, text)
+        runner.run()
+        with begun_together(out) if sharing else nullcontext():
+            show_end(sweep, out, runner.failed)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; the exit code."""
     arguments = parser().parse_args(argv)
@@ -171,6 +190,7 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if arguments.jobs is not None and arguments.jobs < 1:
                 raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
+            shard = Shard.parse(arguments.shard) if arguments.shard else None
             settings = parse_settings(arguments.set)
             sweep = read_sweep(arguments.file, settings)
             out = arguments.out or Path("sweeps") / Path(arguments.file).stem
@@ -191,11 +211,8 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             return fail(2, f"--out {out}: no directory can be made there ({error.strerror})")
         try:
-            with in_use(out):
-                write_text(out / SWEEP, text_with(sweep.text, settings))
-                runner = Runner(out, cells, at_once, interrupt, needs)
-                runner.run()
-                show_end(sweep, out, runner.failed)
+            runner = Runner(out, cells, at_once, interrupt, needs, shard)
+            run_all(runner, sweep, text_with(sweep.text, settings))
         except InUse as error:
             return fail(2, str(error))
         except OSError as error:

@@ -14,12 +14,12 @@ from c2v_sim.run.reader import failure_file, reason
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, shares_of
 from c2v_sim.sweep.progress import SweepProgress
+from c2v_sim.sweep.shards import SHARED, Shard, one_at_a_time
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
 from c2v_sim.system.settings import Affects, fixed, values_affecting
 from c2v_sim.system.text import duration, percent
 
-SHARED = "shared"
 PYTHON = [*python(), "-m"]
 
 
@@ -76,15 +76,17 @@ class Runner:
     at_once: int
     interrupt: Interrupt
     needs: dict[str, int]  # cell -> bytes of memory, expected
+    shard: Shard | None = None  # whose cells come first; then those that nobody works on
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
+        own = self.cells if self.shard is None else self.shard.own(self.cells)
+        self.cells = own + [cell for cell in self.cells if cell not in own]
         done = [cell for cell in self.cells if state(self.out, cell) == "done"]
         todo = [cell for cell in self.cells if cell not in done]
         for folder in ("cells", SHARED):
             (self.out / folder).mkdir(exist_ok=True)
-        for cell in todo:
-            write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
+        for cell in own:
             failure_file(cell_folder(self.out, cell)).unlink(missing_ok=True)
         self.progress = SweepProgress(self.out, self.cells, len(done), self.at_once)
         if done:
@@ -94,7 +96,7 @@ class Runner:
             self._run_cells([cell for cell in todo if cell.name not in self.failed])
         finally:
             self.progress.close()
-        if not self.failed and not self.stopped:
+        if not self.failed and not self.stopped and self.shard is None:
             shutil.rmtree(self.out / SHARED, ignore_errors=True)
 
     @property
@@ -107,9 +109,26 @@ class Runner:
             for cell, places in zip(cells, places_of(cells, self.at_once), strict=True)
         ]
         watch = self.progress.update
-        run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, watch=watch)
+        run_jobs(
+            jobs, self.at_once, self.interrupt, ended=self._cell_ended, watch=watch, take=self._take
+        )
+
+    def _take(self, job: Job) -> bool:
+        """Whether the cell is to be run here; another shard may have it, or have been faster."""
+        (cell,) = job.about
+        if self.shard is not None and not self.shard.take(self.out, cell):
+            return False
+        write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
+        job.command = self._command(cell, job.places)
+        return True
 
     def _job(self, cell: Cell, places: int) -> Job:
+        log = beside(self.out, cell, "log")
+        needs = self.needs.get(cell.name, 0) * places
+        return Job(cell.name, [], log, about=[cell], needs=needs, places=places)
+
+    def _command(self, cell: Cell, places: int) -> list[str]:
+        """Begins the cell, or goes on with it."""
         folder = cell_folder(self.out, cell)
         command = [*PYTHON, "c2v_sim.run"]
         if (folder / CONFIG).exists():
@@ -118,13 +137,12 @@ class Runner:
             command += ["--config", str(beside(self.out, cell, "toml")), "--out", str(folder)]
             command += ["--label", f"sweep {self.out.resolve().name}, cell {cell.name}"]
         lanes = cell.config.lanes or (places if on_cpu(cell.config) else 0)
-        command += ["--lanes", str(lanes)]
-        log = beside(self.out, cell, "log")
-        needs = self.needs.get(cell.name, 0) * places
-        return Job(cell.name, command, log, about=[cell], needs=needs)
+        return [*command, "--lanes", str(lanes)]
 
     def _cell_ended(self, job: Job, code: int) -> None:
         (cell,) = job.about
+        if self.shard is not None:
+            self.shard.give_back(cell)
         file = cell_folder(self.out, cell) / RESULT
         if code == 0 and file.exists():
             best = json.loads(file.read_text())["best_accuracy"]
@@ -135,7 +153,17 @@ class Runner:
     def _build_indices(self, cells: list[Cell]) -> None:
         """One at a time and before the cells: the training of an index keeps all cores busy
         with short steps, and loses much to whoever shares them. The cells find it in the cache."""
-        jobs = [self._index_job(*one) for one in index_users(self.out, cells).items()]
+        if self.shard is None:
+            self._run_index_jobs(
+                [self._index_job(*i) for i in index_users(self.out, cells).items()]
+            )
+            return
+        for key in index_users(self.out, cells):
+            with one_at_a_time(self.out, f"index-{key}", lambda: self.stopped):
+                using = index_users(self.out, cells).get(key)  # another shard may have built it
+                self._run_index_jobs([self._index_job(key, using)] if using else [])
+
+    def _run_index_jobs(self, jobs: list[Job]) -> None:
         done = 0
 
         def watch(running: list[Job]) -> None:
