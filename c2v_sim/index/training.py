@@ -253,6 +253,7 @@ def train_federated(
             stream=INDEX_SHUFFLE,
         ),
         objective=objective,
+        only_averaged=True,
     )
     try:
         while not training.finished(config):

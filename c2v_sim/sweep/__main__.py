@@ -10,8 +10,8 @@ shared/            what cells have in common, until all of them are done
 
 The same command goes on with an interrupted sweep and tries failed cells again. A file that has
 grown since (a seed more, a case more) goes on with what is there; one that changes or drops a cell
-is refused. `--shard i/n` lets n such commands share a directory (sweep/shards.py). Exit codes: 0 all
-cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
+is refused. With `--shard i/n` n such commands share a directory (sweep/shards.py). Exit codes: 0
+all cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
@@ -28,8 +28,10 @@ import tomli_w
 
 from c2v_sim.config import FIELDS
 from c2v_sim.run.files import write_text
+from c2v_sim.sweep.cluster import connect, run_on_ray
 from c2v_sim.sweep.estimate import estimate
 from c2v_sim.sweep.file import SWEEP, Cell, Sweep, read_sweep, state
+from c2v_sim.sweep.jobs import run_jobs
 from c2v_sim.sweep.memory import memory_needs
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
 from c2v_sim.sweep.shards import SHARED, Shard, begun_together
@@ -55,6 +57,13 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="KEY=VALUE",
         help="a setting of all cells, over those in [base]; may be repeated",
+    )
+    out.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run the cells on a Ray cluster; without an address on the one here",
     )
     out.add_argument(
         "--shard", metavar="I/N", help="as one of N that share --out, such as a SLURM array's tasks"
@@ -188,6 +197,10 @@ def main(argv: list[str] | None = None) -> int:
     again = shlex.join(["python", "-m", "c2v_sim.sweep", *(argv or sys.argv[1:])])
     with Interrupt() as interrupt:
         try:
+            if arguments.ray is not None and (arguments.shard or arguments.jobs):
+                raise ConfigError(
+                    "--ray decides itself what runs where: leave --shard and --jobs out"
+                )
             if arguments.jobs is not None and arguments.jobs < 1:
                 raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
             shard = Shard.parse(arguments.shard) if arguments.shard else None
@@ -197,6 +210,9 @@ def main(argv: list[str] | None = None) -> int:
             cells = chosen_cells(sweep, arguments.only)
             check_same(out, sweep)
             at_once = arguments.jobs or how_many(cells)
+            if arguments.ray is not None:
+                connect(arguments.ray)
+                out, at_once = out.resolve(), len(cells)  # the cluster decides
             if arguments.dry_run:
                 show_plan(out, cells, at_once)
                 return 0
@@ -211,9 +227,10 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             return fail(2, f"--out {out}: no directory can be made there ({error.strerror})")
         try:
-            runner = Runner(out, cells, at_once, interrupt, needs, shard)
+            start = run_jobs if arguments.ray is None else run_on_ray
+            runner = Runner(out, cells, at_once, interrupt, needs, shard, start)
             run_all(runner, sweep, text_with(sweep.text, settings))
-        except InUse as error:
+        except (InUse, ConfigError) as error:
             return fail(2, str(error))
         except OSError as error:
             return fail(1, f"{error.filename or out}: {error.strerror or error}; again: {again}")

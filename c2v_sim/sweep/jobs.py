@@ -44,6 +44,10 @@ class Job:
     about: list[Cell] = field(default_factory=list)  # which it runs, or builds an index for
     needs: int = 0  # bytes of memory, expected
     places: int = 1  # how many cells' cores it may use
+    cores: int = 1
+    gpus: int = 0
+    folder: Path | None = None  # where it works; once that is there, it goes on by `command_again`
+    command_again: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)  # unless the user's has them
     started: float = 0.0
     peak: int = 0  # bytes of memory, seen

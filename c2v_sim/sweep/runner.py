@@ -4,6 +4,7 @@ import hashlib
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -77,6 +78,7 @@ class Runner:
     interrupt: Interrupt
     needs: dict[str, int]  # cell -> bytes of memory, expected
     shard: Shard | None = None  # whose cells come first; then those that nobody works on
+    start: Callable[..., None] = run_jobs  # or run_on_ray
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
@@ -109,7 +111,7 @@ class Runner:
             for cell, places in zip(cells, places_of(cells, self.at_once), strict=True)
         ]
         watch = self.progress.update
-        run_jobs(
+        self.start(
             jobs, self.at_once, self.interrupt, ended=self._cell_ended, watch=watch, take=self._take
         )
 
@@ -120,18 +122,31 @@ class Runner:
             return False
         write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
         job.command = self._command(cell, job.places)
+        job.command_again = self._command(cell, job.places, again=True)
         return True
 
     def _job(self, cell: Cell, places: int) -> Job:
         log = beside(self.out, cell, "log")
         needs = self.needs.get(cell.name, 0) * places
-        return Job(cell.name, [], log, about=[cell], needs=needs, places=places)
+        folder, gpus = cell_folder(self.out, cell), 0 if on_cpu(cell.config) else 1
+        cores = cell.config.lanes or places
+        return Job(
+            cell.name,
+            [],
+            log,
+            about=[cell],
+            needs=needs,
+            places=places,
+            cores=cores,
+            gpus=gpus,
+            folder=folder,
+        )
 
-    def _command(self, cell: Cell, places: int) -> list[str]:
-        """Begins the cell, or goes on with it."""
+    def _command(self, cell: Cell, places: int, again: bool = False) -> list[str]:
+        """Begins the cell, or goes on with it where it has begun or will have (`again`)."""
         folder = cell_folder(self.out, cell)
         command = [*PYTHON, "c2v_sim.run"]
-        if (folder / CONFIG).exists():
+        if again or (folder / CONFIG).exists():
             command += ["--resume", str(folder)]
         else:
             command += ["--config", str(beside(self.out, cell, "toml")), "--out", str(folder)]
@@ -180,7 +195,7 @@ class Runner:
                 for cell in job.about:
                     self._mark_failed(cell, job, code)
 
-        run_jobs(jobs, 1, self.interrupt, ended=ended, watch=watch)
+        self.start(jobs, 1, self.interrupt, ended=ended, watch=watch)
 
     def _index_job(self, key: str, using: list[Cell]) -> Job:
         """`--resume` in a directory that holds the settings: it begins, or goes on."""

@@ -234,6 +234,19 @@ def pick(table: Tensor, owners: Sequence[int]) -> Tensor:  # [n, …] -> [n, …
     return torch.stack([tables[owner][i] for i, owner in enumerate(owners)])
 
 
+def swap(given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
+    """Overwrite `taken[r]` by what rank r gives to this one, `given[rank()]` there."""
+    import torch.distributed as dist
+
+    out = torch.cat([t.reshape(-1) for t in given])
+    into = out.new_empty(sum(t.numel() for t in taken))
+    sizes = [[t.numel() for t in tensors] for tensors in (taken, given)]
+    with _speaking():
+        dist.all_to_all_single(into, out, *sizes)
+    for tensor, part in zip(taken, into.split(sizes[0]), strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
 def hand(tensor: Tensor, giver: int, taker: int) -> None:
     """Overwrite the contiguous tensor of rank `taker` by that of rank `giver`."""
     if giver == taker or rank() not in (giver, taker):

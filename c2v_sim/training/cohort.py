@@ -20,6 +20,7 @@ from torch import Tensor
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.seeding import rng, torch_seed
+from c2v_sim.training.aggregation import columns_suffice
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_training import CohortTraining, batch_bounds
 
@@ -103,9 +104,14 @@ def dealt(sizes: Sequence[int]) -> list[int]:
 
 
 def meet(training: CohortTraining, trainers: Sequence[int], losses: Tensor) -> Tensor:  # [K]
-    """All rows on all ranks, and all losses: row i is that of rank `trainers[i]`."""
+    """All rows on all ranks, and all losses: row i is that of rank `trainers[i]`.
+
+    Where the rows are only averaged and are large, they stay where they are until then.
+    """
     cohort = training.cohort
-    for rows in (cohort.data, cohort.integers):
+    apart = training.only_averaged and columns_suffice(cohort)
+    cohort.ranks = trainers if apart else None
+    for rows in (cohort.integers,) if apart else (cohort.data, cohort.integers):
         ranks.share(*((rows[i], trainer) for i, trainer in enumerate(trainers)))
     return ranks.pick(losses, trainers)
 
@@ -127,8 +133,9 @@ def failures_named(training: CohortTraining, t: int, clients: list[int]) -> Iter
 
 def check_finite(training: CohortTraining, t: int, clients: np.ndarray, losses: Tensor) -> None:
     """Raise TrainingError that names the clients whose loss or model is not finite."""
-    rows = training.cohort.data[: len(clients)]
-    finite = (losses.isfinite() & rows.sum(dim=1).isfinite()).tolist()
+    rows, trainers = training.cohort.data[: len(clients)], training.cohort.ranks
+    marks = losses.isfinite() & rows.sum(dim=1).isfinite()
+    finite = (marks if trainers is None else ranks.pick(marks, trainers)).tolist()
     if not all(finite):
         bad = ", ".join(str(client) for client, ok in zip(clients, finite, strict=True) if not ok)
         raise TrainingError(

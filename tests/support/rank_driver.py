@@ -16,6 +16,7 @@ from forked_ranks import run_ranks
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.system import ranks, torchrun
+from c2v_sim.training import aggregation
 
 SIZES = (1, 2, 3, 4)
 FEDERATION = image_federation(clients=8, smallest=2)
@@ -45,6 +46,11 @@ CASES: dict[str, dict] = {
     "global index": OWN_INDEX | {"index_threads": 1},
     "federated index": OWN_INDEX
     | {"index_strategy": "federated", "index_participation": 0.5, "index_local_epochs": 1},
+    # The same by columns, which otherwise only large cohorts are summed by.
+    "columns": {"algorithm": "fedavgm", "improve": ALL, "lr": 0.02},
+    "columns, stacked": {"participation": 1.0, "lr": 0.02},
+    "columns, convolutions": {"model": "resnet8", "rounds": 1},
+    "columns, cohort of one": {"algorithm": "fediir", "participation": 0.1, "lr": 0.02},
 }
 CONTINUED = ("feddyn", "moon", "fedavgm", "index of local models")  # after two rounds
 
@@ -82,7 +88,11 @@ def go_on(name: str, file: Path, folder: Path) -> dict:
 
 
 def all_cases(folder: Path) -> dict:
-    found = {name: end_of(make(settings, folder)) for name, settings in CASES.items()}
+    found, large = {}, aggregation.LARGE
+    for name, settings in CASES.items():
+        aggregation.LARGE = 0 if name.startswith("columns") else large
+        found[name] = end_of(make(settings, folder))
+    aggregation.LARGE = large
     for name in CONTINUED:
         found[f"{name}, continued"] = go_on(name, folder / f"{name}.pt", folder)
     return found
