@@ -8,6 +8,7 @@ on from their checkpoints.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import signal
@@ -20,7 +21,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from c2v_sim.sweep.jobs import SECONDS_BETWEEN_CHECKS, Job, die_with
+from c2v_sim.sweep.jobs import SECONDS_BETWEEN_CHECKS, Job
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.files import LOCK
 from c2v_sim.system.interrupt import Interrupt
@@ -75,6 +76,8 @@ def run_on_ray(
     import ray
 
     assert interrupt.stop is not None
+    # The function itself travels, so that a task that only waits for a process needs no torch.
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     start, cluster = ray.remote(run_process), ray.cluster_resources()
     running: dict[Any, Job] = {}
     for job in jobs:
@@ -143,6 +146,13 @@ def run_process(
     except KeyboardInterrupt:  # ray.cancel: the run ends in order
         process.send_signal(signal.SIGINT)
         return process.wait()
+
+
+def die_with(parent: int) -> None:
+    """In a new process: the system kills it when the process `parent` ends, however it does."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def wait_until_free(folder: Path) -> None:

@@ -18,9 +18,9 @@ train_size = 600
 test_size = 60
 clients = 6
 participation = 0.5
-local_epochs = 20
+local_epochs = 10
 batch_size = 16
-rounds = 40
+rounds = 30
 checkpoint_every = 2
 lanes = 1
 index = "feature-average"
@@ -59,6 +59,7 @@ def cluster(monkeypatch, tmp_path):
 
     monkeypatch.setenv("C2V_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # or a busy machine lets them starve
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     yield made, [made.add_node(num_cpus=1) for _ in range(2)]
     import ray
