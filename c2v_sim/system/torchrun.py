@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -26,6 +27,7 @@ from c2v_sim.system.ranks import Group, first_line
 
 SECONDS = 1800.0  # that a rank waits for another, unless told otherwise
 SECONDS_BETWEEN_CHECKS = 0.5  # whether a rank has ended
+SECONDS_TO_ASK = 10.0  # the other ranks who is to speak
 
 
 def started_this() -> bool:
@@ -160,13 +162,19 @@ def tell(code: int, error: Exception, then: str) -> int:
 def _may_tell() -> bool:
     """True for the first rank that asks; where the others cannot be asked any more, on each host
     for its first rank."""
-    store = ranks.store()
+    store, answers = ranks.store(), list[bool]()
     if store is None:
         return True
-    try:
-        return store.add(f"told {ranks.attempt()}", 1) == 1
-    except RuntimeError:
-        return is_first_of_host()
+
+    def ask() -> None:
+        with suppress(RuntimeError):
+            answers.append(store.add(f"told {ranks.attempt()}", 1) == 1)
+
+    # A host that is cut off would wait for the answer for ever.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(SECONDS_TO_ASK)
+    return answers[0] if answers else is_first_of_host()
 
 
 def remember(name: str, value: str) -> None:

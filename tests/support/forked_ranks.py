@@ -47,11 +47,13 @@ def fork(work: Callable[[], int], log: Path | None = None, **environment: object
 class Store:
     """A process that does nothing but hold the store."""
 
-    def __init__(self) -> None:
-        self.port = free_port()
+    def __init__(self, enter: Callable[[], None] = lambda: None) -> None:
+        """enter: called first in the process, to be elsewhere."""
+        self.port, self._enter = free_port(), enter
         self.process = fork(self._hold)
 
     def _hold(self) -> int:
+        self._enter()
         store = dist.TCPStore("localhost", self.port, is_master=True, wait_for_workers=False)
         signal.pause()  # until it is ended
         return store.num_keys()
