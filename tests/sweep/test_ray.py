@@ -20,20 +20,14 @@ clients = 6
 participation = 0.5
 local_epochs = 10
 batch_size = 16
-rounds = 30
+rounds = 16
 checkpoint_every = 2
 lanes = 1
 index = "feature-average"
+improve = ["sampling"]
 tau = 0.1
 [axes]
 algorithm = ["fedavg", "feddyn"]
-[axes.case]
-original = {}
-steered = { improve = ["sampling"] }
-wild = { lr = 1e30 }
-[[skip]]
-algorithm = "feddyn"
-case = "wild"
 """
 
 
@@ -86,14 +80,12 @@ def test_a_node_dies_and_the_table_is_that_of_one_machine(cluster, tmp_path, cap
 
     killer = threading.Thread(target=kill_a_node, daemon=True)
     killer.start()
-    assert main([str(file), "--out", str(out), "--ray", made.address]) == 1  # one cell is wild
+    assert main([str(file), "--out", str(out), "--ray", made.address]) == 0
     killer.join(timeout=60)
-    assert at_kill
-    said = capsys.readouterr().err
-    assert said.count("FAILED") == 1
-    assert "fedavg-wild  FAILED" in said
+    assert len(at_kill) == 2
+    assert capsys.readouterr().err.count("index of fedavg and 1 more:") == 1  # built once
     logs = [(out / "cells" / f"{cell.name}.log").read_text() for cell in cells]
-    assert any("settings: resumed" in log for log in logs)  # what the dead node had
-    assert main([str(file), "--out", str(tmp_path / "alone")]) == 1
+    assert sum("settings: resumed" in log for log in logs) == 1  # what the dead node had
+    assert main([str(file), "--out", str(tmp_path / "alone")]) == 0
     for name in ("table.md", "table.csv", "table.json"):
         assert (out / name).read_bytes() == (tmp_path / "alone" / name).read_bytes()
