@@ -140,10 +140,13 @@ class ClientIndex:
             raise ValueError(f"the index {path} cannot be read: {error}") from error
         if about.get("c2v_sim") != "client index" or about.get("format") != str(FORMAT):
             raise ValueError(f"{path} is not a client index of format {FORMAT}")
-        if tensor_file.checksum(tensors) != about["sha256"]:
+        if tensor_file.checksum(tensors) != about.get("sha256"):
             raise ValueError(f"the index {path} is damaged: its checksum differs; build it anew")
         domains = tensors.pop("domains", None)
-        index = cls(**tensors, domains=domains, provenance=json.loads(about["provenance"]))
+        try:
+            index = cls(**tensors, domains=domains, provenance=json.loads(about["provenance"]))
+        except (KeyError, TypeError, ValueError) as error:  # parts that are missing or misshapen
+            raise ValueError(f"the index {path} is damaged: {error}; build it anew") from error
         if federation is not None:
             index.check(federation, allow_other=allow_other)
         return index
