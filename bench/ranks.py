@@ -27,8 +27,8 @@ import torch
 from round_cases import CASES, config, federation
 
 from c2v_sim import RunConfig, Simulator
-from c2v_sim.system import torchrun
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.ranks import torchrun
 from c2v_sim.training import aggregation
 
 CLONE_NEWNET = 0x40000000

@@ -24,15 +24,22 @@ from pathlib import Path
 from c2v_sim.config import to_toml
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.build import build_federation, check_alike, check_same_data, new_path
+from c2v_sim.run.build import build_federation, check_alike, new_path
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
 from c2v_sim.run.results import write_results
+from c2v_sim.run.resume import (
+    check_federation,
+    check_pretrained,
+    check_settings,
+    go_on,
+    warn_of_versions,
+)
 from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system import ranks, torchrun
+from c2v_sim.system import ranks
 from c2v_sim.system.errors import (
     CheckpointError,
     ConfigError,
@@ -40,10 +47,16 @@ from c2v_sim.system.errors import (
     InUse,
     TrainingError,
     fail,
+    remedy,
 )
 from c2v_sim.system.files import in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.output import printed
+from c2v_sim.system.ranks import torchrun
+
+EXISTS = "--out {} exists and is never overwritten; name another, or --resume"
+SCRATCH = "scratch"  # in the run directory, for client state beyond the memory
 
 
 def prepare(
@@ -55,23 +68,29 @@ def prepare(
     if ranks.size() > 1:
         check_alike(simulator.federation, simulator.config, simulator.device)
     embeddings = prepare_index(simulator, arguments.resume)
+    if arguments.resume:
+        warn_of_versions(arguments.resume)
     return simulator, embeddings, out, label
 
 
 def make_simulator(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
     """What this process trains with, where it goes, and what the settings are called."""
     config, label = settings_of(arguments)
+    if arguments.resume:
+        check_settings(arguments.resume, config)
     if arguments.tensorboard:
         summary_writer()  # refused here where the package is missing
     out: Path | None = arguments.resume or arguments.out
     if arguments.out is not None and arguments.out.exists():
-        raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
+        raise ConfigError(EXISTS.format(out))
     saved = arguments.resume / run_directory.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
-    out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
-    simulator = Simulator(federation, config, scratch=out / "scratch")
     if arguments.resume:
-        check_same_data(arguments.resume, federation)
+        check_federation(arguments.resume, federation)
+    out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
+    simulator = Simulator(federation, config, scratch=out / SCRATCH)
+    if arguments.resume:
+        check_pretrained(arguments.resume, simulator.pretrained)
     return simulator, out, label
 
 
@@ -87,12 +106,14 @@ def execute(
     try:
         bring_index(simulator, journal.out, embeddings)
         journal.resume()
+        if ranks.is_first():
+            go_on(journal.out, simulator)
         show_start(simulator, journal.out, label)
         train(simulator, journal)
         if simulator.client_accuracy is None:  # resumed after its last round
             simulator.evaluate()
         return finish(journal, label) if ranks.is_first() else 0
-    except CheckpointError as error:
+    except (CheckpointError, ConfigError) as error:
         return fail(2, str(error))
     except TrainingError as error:
         if error.__cause__ is None:  # the same settings would end so again
@@ -102,7 +123,9 @@ def execute(
     except Interrupted:
         interrupt.number = max(number or 0 for number in ranks.gather(interrupt.number)) or None
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
-        done = f"{interrupt.word} after round {simulator.round}{lost}"
+        begun = simulator.index is not None or not simulator.config.needs_client_index
+        when = f"after round {simulator.round}" if begun else "while the client index was made"
+        done = f"{interrupt.word} {when}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
     except Exception as error:
         if ranks.size() == 1:
@@ -135,15 +158,19 @@ def finish(journal: Journal, label: str) -> int:
     """Write and show the results; the exit code says whether all of them are on disk."""
     simulator, out = journal.simulator, journal.out
     failed = write_results(out, simulator, journal.result)
-    show_result(simulator, journal.result, out, label)
-    if not failed and journal.error is None:
-        return 0
+    whole = not failed and journal.error is None
+    kept = "training is done" + (f" and everything is saved in {out}" if whole else "")
+    shown = printed(lambda: show_result(simulator, journal.result, out, label), kept)
+    if whole:
+        return shown
     lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
     message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
     if failed or journal.torn:
-        return fail(1, f"{message}. Free some space, then: {resume_command(out)}")
+        error = next(iter(failed.values()), journal.error)
+        help = remedy(error).capitalize() if error else ""
+        return fail(1, f"{message}. {help or 'Mend that'}, then: {resume_command(out)}")
     print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
-    return 0
+    return shown
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -168,8 +195,8 @@ def run(arguments: argparse.Namespace, command: str) -> int:
     with Interrupt() as interrupt, ExitStack() as held:
         try:
             if arguments.print_config:
-                print(to_toml(settings_of(arguments)[0]), end="")
-                return 0
+                text = to_toml(settings_of(arguments)[0])
+                return printed(lambda: print(text, end=""), "nothing was written")
             writes = ranks.is_first()
             if writes and arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
                 held.enter_context(in_use(arguments.resume))
@@ -180,18 +207,36 @@ def run(arguments: argparse.Namespace, command: str) -> int:
         except KeyboardInterrupt:
             return fail(interrupt.code, f"{interrupt.word} before training; nothing was written")
         try:
+            if not arguments.resume:
+                out = begin_directory(arguments, out, simulator, label, command)
+                simulator.spill_to(out / SCRATCH)
             if writes and not arguments.resume:
-                torchrun.remember("out", str(out))
-                run_directory.create_run_directory(out, simulator, label, command)
                 held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
             return execute(simulator, embeddings, journal, label, interrupt)
-        except InUse as error:
+        except (InUse, ConfigError) as error:
             return fail(2, str(error))
+        except FileExistsError:  # since `prepare`
+            return fail(2, EXISTS.format(out))
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:
             simulator.close()
+
+
+def begin_directory(
+    arguments: argparse.Namespace, out: Path, simulator: Simulator, label: str, command: str
+) -> Path:
+    """Make the run directory, on rank 0 alone; where it is."""
+
+    def make() -> Path:
+        made = run_directory.create_run_directory(
+            out, simulator, label, command, numbered=arguments.out is None
+        )
+        torchrun.remember("out", str(made))
+        return made
+
+    return ranks.from_first(make)
 
 
 def started_anew(arguments: argparse.Namespace) -> argparse.Namespace:

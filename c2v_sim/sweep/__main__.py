@@ -40,6 +40,7 @@ from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import LOCK, in_use
 from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.system.output import printed
 from c2v_sim.system.settings import changes
 from c2v_sim.system.text import duration
 
@@ -168,18 +169,20 @@ def differing_settings(cells: list[Cell]) -> dict[str, str]:
     return {cell.name: text(cell) for cell in cells}
 
 
-def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
-    """The tables, where they are, and what failed."""
-    print(write_tables(sweep, out))
+def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> int:
+    """The tables, where they are, and what failed; the exit code."""
+    text = write_tables(sweep, out)
+    code = printed(lambda: print(text), f"the tables are written into {out}")
     pictures = shlex.join(["python", "-m", "c2v_sim.report", str(out), "-o", "report.html"])
     print(f"tables: {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)
     print(f"pictures: {pictures}", file=sys.stderr)
     for name, why in failed.items():
         print(f"failed: {name}: {why}", file=sys.stderr)
+    return 1 if failed else code
 
 
-def run_all(runner: Runner, sweep: Sweep, text: str) -> None:
-    """Keep the sweep's text, run its cells, and show what came of them."""
+def run_all(runner: Runner, sweep: Sweep, text: str) -> int:
+    """Keep the sweep's text, run its cells, and show what came of them; the exit code."""
     out, sharing = runner.out, runner.shard is not None
     with ExitStack() as held:
         if not sharing:
@@ -188,7 +191,7 @@ def run_all(runner: Runner, sweep: Sweep, text: str) -> None:
             write_text(out / SWEEP, text)
         runner.run()
         with begun_together(out) if sharing else nullcontext():
-            show_end(sweep, out, runner.failed)
+            return show_end(sweep, out, runner.failed)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -229,14 +232,14 @@ def main(argv: list[str] | None = None) -> int:
         try:
             start = run_jobs if arguments.ray is None else run_on_ray
             runner = Runner(out, cells, at_once, interrupt, needs, shard, start)
-            run_all(runner, sweep, text_with(sweep.text, settings))
+            code = run_all(runner, sweep, text_with(sweep.text, settings))
         except (InUse, ConfigError) as error:
             return fail(2, str(error))
         except OSError as error:
             return fail(1, f"{error.filename or out}: {error.strerror or error}; again: {again}")
     if interrupt.stop.is_set():
         return fail(interrupt.code, f"{interrupt.word}; go on with: {again}")
-    return 1 if runner.failed else 0
+    return code
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ drawn order, the last partial batch kept unless it is a single sample. The objec
 loss and the terms of the optimiser's step, so that every kind of model is trained by this one
 loop.
 
-Where several ranks share a run (system/ranks.py), each trains some clients of the cohort; then the
+Where several ranks share a run (system/ranks), each trains some clients of the cohort; then the
 rows meet, and every rank goes on with all of them.
 """
 

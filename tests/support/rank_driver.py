@@ -15,7 +15,8 @@ from forked_ranks import run_ranks
 
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.algorithms import ALGORITHMS
-from c2v_sim.system import ranks, torchrun
+from c2v_sim.system import ranks
+from c2v_sim.system.ranks import torchrun
 from c2v_sim.training import aggregation
 
 SIZES = (1, 2, 3, 4)

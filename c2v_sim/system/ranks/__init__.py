@@ -1,6 +1,6 @@
 """Ranks: the processes that share one run, started by torchrun; without it there is one, rank 0.
 
-    with torchrun.joined():              # system/torchrun.py
+    with torchrun.joined():              # system/ranks/torchrun.py
         ranks.rank(), ranks.size()
         ranks.gather(value)              # what every rank has, in the order of the ranks
         ranks.broadcast(value)           # what rank 0 has
@@ -77,7 +77,7 @@ def store() -> Any:
 
 
 def become(group: Group) -> None:
-    """What this process is from now on (system/torchrun.py)."""
+    """What this process is from now on (system/ranks/torchrun.py)."""
     global _group
     _group = group
 

@@ -1,9 +1,9 @@
 """How ranks come about: torchrun starts the processes, which meet here, speak, and end together.
 
-    torchrun --nproc-per-node 4 -m c2v_sim.run …    # every process: `joined`, then system/ranks.py
+    torchrun --nproc-per-node 4 -m c2v_sim.run …    # every process: `joined`, then system/ranks
     python -m c2v_sim.run --ranks 4 …               # `launch` starts the same
 
-Without torchrun torch.distributed is neither imported nor initialised.
+Without torchrun torch.distributed is not initialised.
 """
 
 import logging
