@@ -36,7 +36,7 @@ from c2v_sim.run.resume import (
     go_on,
     warn_of_versions,
 )
-from c2v_sim.run.settings import parser, settings_of
+from c2v_sim.run.settings import check_ranks, parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks
@@ -178,6 +178,10 @@ def main(argv: list[str] | None = None) -> int:
     with torchrun.quiet_but_once():
         arguments = parser().parse_args(argv)
     typed = argv or sys.argv[1:]
+    try:
+        check_ranks(arguments, torchrun.started_with())
+    except ConfigError as error:
+        return fail(2, str(error)) if torchrun.is_first_of_host() else 2
     if arguments.ranks and not torchrun.started_this():
         options = (arguments.max_restarts, arguments.rank_timeout)
         return torchrun.launch(arguments.ranks, ["-m", "c2v_sim.run", *typed], *options)

@@ -62,6 +62,21 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def check_ranks(arguments: argparse.Namespace, started: int | None) -> None:
+    """Refuse flags about ranks without effect; `started`: how many torchrun has started."""
+    if arguments.ranks and started not in (None, arguments.ranks):
+        raise ConfigError(
+            f"--ranks {arguments.ranks}: torchrun has started {started} already; leave it out"
+        )
+    if arguments.max_restarts and not arguments.ranks:
+        raise ConfigError("--max-restarts goes with --ranks; torchrun has a flag of that name")
+    if arguments.max_restarts < 0 or not arguments.rank_timeout > 0:
+        raise ConfigError(
+            "--max-restarts must be at least 0 and --rank-timeout above 0, got "
+            f"{arguments.max_restarts} and {arguments.rank_timeout:g}"
+        )
+
+
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     """The configuration and a label that says where it came from."""
     given = typed(arguments, FIELDS)

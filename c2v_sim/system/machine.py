@@ -57,10 +57,10 @@ def intra_op_threads(count: int) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be taken now on `device`."""
+    """Bytes that can be taken now on `device`; ranks on one host share its memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return psutil.virtual_memory().available // ranks.local_size()
 
 
 def keep_freed_memory() -> bool:

@@ -84,6 +84,7 @@ def train_cohort(
         for row, _ in training.lanes.run(work, mine):
             on_client(int(clients[row]))
     losses = meet(training, trainers, losses)
+    tell_of_others(clients, trainers, on_client)
     check_finite(training, t, clients, losses)
     return losses
 
@@ -101,6 +102,13 @@ def dealt(sizes: Sequence[int]) -> list[int]:
         load, out[i] = loads[0]
         heapq.heapreplace(loads, (load + sizes[i], out[i]))
     return out
+
+
+def tell_of_others(clients: np.ndarray, trainers: Sequence[int], on_client: OnClient) -> None:
+    """The clients that other ranks have trained are finished as well."""
+    for client, trainer in zip(clients, trainers, strict=True):
+        if trainer != ranks.rank():
+            on_client(int(client))
 
 
 def meet(training: CohortTraining, trainers: Sequence[int], losses: Tensor) -> Tensor:  # [K]

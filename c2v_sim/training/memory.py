@@ -68,8 +68,8 @@ def row_budget(device: torch.device, limit_gb: float, folder: Path | None) -> Bu
     The ranks of a host share its memory.
     """
     on_device = free_memory(device) if device.type == "cuda" else 0
-    host = psutil.virtual_memory().available // (2 * ranks.local_size())
-    budget = Budget(on_device // 2, host, folder)
+    host = psutil.virtual_memory().available // ranks.local_size()
+    budget = Budget(on_device // 2, host // 2, folder)
     if limit_gb:
         limit = int(limit_gb * 1e9)
         on_device = min(budget.device, limit)

@@ -26,7 +26,14 @@ from c2v_sim import ops
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.seeding import rng
-from c2v_sim.training.cohort import OnClient, check_finite, dealt, failures_named, meet
+from c2v_sim.training.cohort import (
+    OnClient,
+    check_finite,
+    dealt,
+    failures_named,
+    meet,
+    tell_of_others,
+)
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_training import (
     CohortTraining,
@@ -175,7 +182,9 @@ def train_stacked(
             for row in blocks[block]:
                 on_client(int(clients[row]))
     of_rows = {row: trainers[block] for block, rows in enumerate(blocks) for row in rows}
-    losses = meet(training, [of_rows[row] for row in range(len(clients))], losses)
+    of_clients = [of_rows[row] for row in range(len(clients))]
+    losses = meet(training, of_clients, losses)
+    tell_of_others(clients, of_clients, on_client)
     check_finite(training, t, clients, losses)
     return losses
 

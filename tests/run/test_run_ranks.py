@@ -71,6 +71,22 @@ def test_ranks_without_a_client_idle_and_the_run_says_so(results):
     assert results["idle"]["said"].count("round 4/4") == 1
 
 
+@pytest.mark.parametrize(
+    ("flags", "started", "words"),
+    [
+        (["--ranks", "3"], "2", "torchrun has started 2 already"),
+        (["--max-restarts", "1"], None, "--max-restarts goes with --ranks"),
+        (["--ranks", "2", "--rank-timeout", "0"], None, "--rank-timeout above 0, got 0 and 0"),
+        (["--ranks", "2", "--max-restarts", "-1"], None, "at least 0"),
+    ],
+)
+def test_flags_about_ranks_without_effect_are_refused(monkeypatch, capsys, flags, started, words):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if started else ():
+        monkeypatch.setenv(name, started)
+    assert run.main(flags) == 2
+    assert words in capsys.readouterr().err
+
+
 def wait_for_rounds(out, count, process):
     """Until so many rounds are recorded."""
     file = out / "rounds.jsonl"

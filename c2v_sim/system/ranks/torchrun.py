@@ -35,6 +35,11 @@ def started_this() -> bool:
     return {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
 
 
+def started_with() -> int | None:
+    """How many ranks torchrun has started; None where it did not."""
+    return int(os.environ["WORLD_SIZE"]) if started_this() else None
+
+
 def is_first_of_host() -> bool:
     return os.environ.get("LOCAL_RANK", "0") == "0"
 
