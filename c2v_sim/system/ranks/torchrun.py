@@ -146,7 +146,7 @@ def run_as_rank(work: Callable[[], int]) -> int:
     try:
         code = work()
     except Exception as error:
-        return tell(1, error, "nothing was trained")
+        return tell(1, error, "Nothing was trained")
     if code and ranks.is_first():
         _may_tell()  # it is told: those who find that this rank is gone need not say so
     return code
