@@ -242,7 +242,7 @@ def swap(given: Sequence[Tensor], taken: Sequence[Tensor]) -> None:
     into = out.new_empty(sum(t.numel() for t in taken))
     sizes = [[t.numel() for t in tensors] for tensors in (taken, given)]
     with _speaking():
-        dist.all_to_all_single(into, out, *sizes)
+        dist.all_to_all_single(into, out, sizes[0], sizes[1])
     for tensor, part in zip(taken, into.split(sizes[0]), strict=True):
         tensor.copy_(part.view(tensor.shape))
 
