@@ -39,10 +39,9 @@ def connect(address: str) -> Any:
             f"--ray needs a package that is not there ({error}); "
             "install it with: pip install 'c2v_sim[ray]'"
         ) from error
-    options = {"log_to_driver": False, "logging_level": logging.ERROR}
     try:
         if not ray.is_initialized():
-            ray.init(address or None, **options)
+            ray.init(address or None, log_to_driver=False, logging_level=logging.ERROR)
     except ConnectionError as error:
         raise ConfigError(
             f"--ray {address}: no cluster answers there ({error}); start one with `ray start "
