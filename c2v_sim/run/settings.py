@@ -1,7 +1,8 @@
 """What the run command was told: its flags -> a RunConfig, checked.
 
 Settings come from a preset (`quick` unless told otherwise), then `--config FILE`, then flags; a
-resumed run has those that it began with.
+resumed run has those that it began with. The config.toml of a run lists every setting, so nothing
+of a preset is left where it is given.
 """
 
 import argparse
@@ -14,9 +15,9 @@ from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 
-ABOUT = """One federated run. Settings come from a preset (quick unless --preset or --config is
-given), then --config, then flags. The defaults shown are those of the preset quick; --print-config
-shows what is in force."""
+ABOUT = """One federated run. Settings come from a preset (quick unless --preset is given), then
+--config, then flags. The defaults shown are those of the preset quick; --print-config shows what is
+in force."""
 USAGE = "c2v_sim.run [--config FILE] [--out DIR | --resume DIR] [settings]"
 
 
@@ -48,10 +49,11 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     if arguments.resume is not None:
         return resumed_settings(arguments, given), "resumed"
     in_file = read_toml(arguments.config) if arguments.config else {}
-    label = arguments.preset or ("" if arguments.config else PRESETS[0])
-    base = preset(label) if label else RunConfig()
-    label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
-    label = arguments.label or label
+    name = arguments.preset or PRESETS[0]
+    base = preset(name)
+    says_all = FIELDS.keys() <= in_file.keys()
+    parts = ["" if says_all else name, arguments.config and arguments.config.name]
+    label = arguments.label or " + ".join(filter(None, parts))
     config = make_config(in_file | given, base, flags=given)
     untouched = make_config(in_file, base)
     changed = [k for k in given if given[k] != getattr(untouched, k) and not FIELDS[k].free]

@@ -42,7 +42,7 @@ INDEX += " --hidden 32 --threads 1 --batch-size 64"
 IMPROVED = RUN.replace("--rounds 12", "--rounds 6") + " --algorithm feddyn --index-epochs 2"
 IMPROVED += " --improve sampling aggregation local --index-dropout 0"
 COMMANDS = {
-    "run": (run.main, RUN.split()),
+    "run": (run.main, [*RUN.split(), "--improve", "none"]),
     "index": (index.main, INDEX.split()),
     "improved": (run.main, IMPROVED.split()),
 }
