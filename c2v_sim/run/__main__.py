@@ -11,6 +11,9 @@ journal.py     back to the newest checkpoint (checkpoint.py)
 simulator/     the rounds; after each journal.py, tensorboard.py and progress.py
 results.py     model, summary and curve
 
+With --beside-original this happens twice, for the algorithm as it is and with the client index, and
+beside/ sets the two runs side by side.
+
 Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
 """
 
@@ -18,18 +21,30 @@ import argparse
 import shlex
 import sys
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
+from c2v_sim.beside.pair import (
+    HALVES,
+    PAGE,
+    Pair,
+    create_pair,
+    is_finished,
+    is_pair,
+    new_pair,
+    resumed_pair,
+)
+from c2v_sim.beside.table import write_comparison
 from c2v_sim.config import to_toml
 from c2v_sim.index.encoders.embed import Embeddings
+from c2v_sim.report.__main__ import make_report
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, check_same_data, new_path
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
 from c2v_sim.run.results import write_results
-from c2v_sim.run.settings import parser, settings_of
+from c2v_sim.run.settings import parser, resumed_settings, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.errors import (
@@ -49,12 +64,9 @@ def prepare(
     arguments: argparse.Namespace,
 ) -> tuple[Simulator, Embeddings | None, Path, str]:
     """Everything that can go wrong with the input goes wrong here, before a file is written."""
+    check_options(arguments)
     config, label = settings_of(arguments)
-    if arguments.tensorboard:
-        summary_writer()  # refused here where the package is missing
     out: Path | None = arguments.resume or arguments.out
-    if arguments.out is not None and arguments.out.exists():
-        raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
     saved = arguments.resume / run_directory.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
     out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
@@ -65,21 +77,48 @@ def prepare(
     return simulator, embeddings, out, label
 
 
+def prepare_pair(arguments: argparse.Namespace) -> Pair:
+    """The same for two runs that are compared."""
+    check_options(arguments)
+    if not arguments.resume:
+        return new_pair(*settings_of(arguments), arguments.out)
+    folder = arguments.resume
+    configs = {h: resumed_settings(arguments, folder / h, of_pair=True) for h in HALVES}
+    return resumed_pair(folder, configs)
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that are no settings where they cannot be had."""
+    out, resumed = arguments.out, arguments.resume
+    if arguments.tensorboard:
+        summary_writer()  # refused here where the package is missing
+    if out is not None and out.exists():
+        raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
+    if arguments.beside_original and resumed and not is_pair(resumed):
+        raise ConfigError(
+            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
+        )
+
+
 def execute(
     simulator: Simulator,
     embeddings: Embeddings | None,
     journal: Journal,
     label: str,
     interrupt: Interrupt,
+    pair: Path | None = None,
 ) -> int:
-    """Train in a run directory that exists; the exit code."""
-    again = resume_command(journal.out)
+    """Train in a run directory that exists, perhaps one of a pair's; the exit code."""
+    again = resume_command(pair or journal.out)
     try:
         bring_index(simulator, journal.out, embeddings)
         journal.resume()
         show_start(simulator, journal.out, label)
         train(simulator, journal)
-        return finish(journal, label)
+        code = finish(journal, again)
+        if pair is None:
+            show_result(simulator, journal.result, journal.out, label)
+        return code
     except CheckpointError as error:
         return fail(2, str(error))
     except TrainingError as error:
@@ -89,7 +128,8 @@ def execute(
         return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
     except Interrupted:
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
-        done = f"{interrupt.word} after round {simulator.round}{lost}"
+        of_half = f" of {journal.out.name}" if pair else ""
+        done = f"{interrupt.word} after round {simulator.round}{of_half}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
     finally:
         journal.close()
@@ -113,30 +153,24 @@ def train(simulator: Simulator, journal: Journal) -> None:
         bar.close()
 
 
-def finish(journal: Journal, label: str) -> int:
-    """Write and show the results; the exit code says whether all of them are on disk."""
-    simulator, out = journal.simulator, journal.out
-    failed = write_results(out, simulator, journal.result)
-    show_result(simulator, journal.result, out, label)
+def finish(journal: Journal, again: str) -> int:
+    """Write the results; the exit code says whether all of them are on disk."""
+    out = journal.out
+    failed = write_results(out, journal.simulator, journal.result)
     if not failed and journal.error is None:
         return 0
     lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
     message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
     if failed or journal.torn:
-        return fail(1, f"{message}. Free some space, then: {resume_command(out)}")
+        return fail(1, f"{message}. Free some space, then: {again}")
     print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; the exit code."""
-    arguments = parser().parse_args(argv)
-    keep_freed_memory()
-    with Interrupt() as interrupt, ExitStack() as held:
+def run_one(arguments: argparse.Namespace, command: str, interrupt: Interrupt) -> int:
+    """A run, new or resumed; the exit code."""
+    with ExitStack() as held:
         try:
-            if arguments.print_config:
-                print(to_toml(settings_of(arguments)[0]), end="")
-                return 0
             if arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
                 held.enter_context(in_use(arguments.resume))
             simulator, embeddings, out, label = prepare(arguments)
@@ -147,7 +181,6 @@ def main(argv: list[str] | None = None) -> int:
             return fail(interrupt.code, f"{interrupt.word} before training; nothing was written")
         try:
             if not arguments.resume:
-                command = shlex.join([*COMMAND, *(argv or sys.argv[1:])])
                 run_directory.create_run_directory(out, simulator, label, command)
                 held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
@@ -158,6 +191,83 @@ def main(argv: list[str] | None = None) -> int:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:
             simulator.close()
+
+
+def run_pair(arguments: argparse.Namespace, command: str, interrupt: Interrupt) -> int:
+    """Two runs that are compared, new or resumed; the exit code."""
+    with ExitStack() as held:
+        try:
+            if arguments.resume:
+                held.enter_context(in_use(arguments.resume))
+            pair = prepare_pair(arguments)
+        except (ValueError, OSError) as error:
+            return fail(2, str(error))
+        except KeyboardInterrupt:
+            return fail(interrupt.code, f"{interrupt.word} before training; nothing was written")
+        try:
+            if not arguments.resume:
+                create_pair(pair, command)
+                held.enter_context(in_use(pair.out))
+            for half in HALVES:
+                code = train_half(pair, half, arguments, interrupt)
+                if code:
+                    return code
+            interrupt.stop = None  # nothing is lost by an end from here on
+            return show_comparison(pair.out)
+        except ValueError as error:
+            return fail(2, str(error))
+        except OSError as error:
+            return fail(1, f"{error.filename}: {error.strerror}; {way_on(pair.out)}")
+        except KeyboardInterrupt:
+            return fail(interrupt.code, f"{interrupt.word}; {way_on(pair.out)}")
+
+
+def way_on(out: Path) -> str:
+    return f"go on with: {resume_command(out)}" if is_pair(out) else "nothing was written"
+
+
+def train_half(pair: Pair, half: str, arguments: argparse.Namespace, interrupt: Interrupt) -> int:
+    """One run of a pair, unless it is finished; the exit code."""
+    folder = pair.out / half
+    if interrupt.number is not None:  # it came when the run before had nothing left to stop
+        raise KeyboardInterrupt
+    if is_finished(folder):
+        return 0
+    interrupt.stop = None
+    with in_use(folder), closing(pair.simulator(half)) as simulator:
+        embeddings = prepare_index(simulator, folder)
+        interrupt.stop = simulator.stop
+        journal = Journal(folder, simulator, tensorboard=arguments.tensorboard)
+        return execute(simulator, embeddings, journal, pair.label, interrupt, pair.out)
+
+
+def show_comparison(out: Path) -> int:
+    """The table and the page of two finished runs."""
+    print(f"\n{write_comparison(out)}\n")
+    try:
+        page = make_report([out / half for half in HALVES], out / PAGE)
+    except ValueError as error:
+        print(f"no report page: {error}")
+    else:
+        print(f"report: {page}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    arguments = parser().parse_args(argv)
+    keep_freed_memory()
+    command = shlex.join([*COMMAND, *(argv or sys.argv[1:])])
+    resumed = arguments.resume
+    paired = is_pair(resumed) if resumed else arguments.beside_original
+    with Interrupt() as interrupt:
+        if not arguments.print_config:
+            return (run_pair if paired else run_one)(arguments, command, interrupt)
+        try:
+            print(to_toml(settings_of(arguments)[0]), end="")
+        except (ValueError, OSError) as error:
+            return fail(2, str(error))
+        return 0
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset is given), then
 --config, then flags. The defaults shown are those of the preset quick; --print-config shows what is
 in force."""
-USAGE = "c2v_sim.run [--config FILE] [--out DIR | --resume DIR] [settings]"
+USAGE = "c2v_sim.run [settings] [--beside-original] [--out DIR | --resume DIR]"
 
 
 def parser(everything: bool = False) -> argparse.ArgumentParser:
@@ -33,6 +33,11 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     out.add_argument("--print-config", action="store_true", help="show the settings and stop")
     out.add_argument("--out", type=Path, metavar="DIR", help="run directory; must not exist yet")
     out.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
+    out.add_argument(
+        "--beside-original",
+        action="store_true",
+        help="train the plain algorithm as well, then compare: two runs in one directory",
+    )
     out.add_argument("--label", metavar="TEXT", help="what the outputs call these settings")
     out.add_argument(
         "--tensorboard",
@@ -45,9 +50,9 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
 
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     """The configuration and a label that says where it came from."""
-    given = typed(arguments, FIELDS)
     if arguments.resume is not None:
-        return resumed_settings(arguments, given), "resumed"
+        return resumed_settings(arguments, arguments.resume), "resumed"
+    given = typed(arguments, FIELDS)
     in_file = read_toml(arguments.config) if arguments.config else {}
     name = arguments.preset or PRESETS[0]
     base = preset(name)
@@ -60,12 +65,17 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
 
 
-def resumed_settings(arguments: argparse.Namespace, given: dict[str, object]) -> RunConfig:
-    """The settings of the run in --resume; other ones are refused by name."""
-    file = arguments.resume / run_directory.CONFIG
+def resumed_settings(
+    arguments: argparse.Namespace, folder: Path, *, of_pair: bool = False
+) -> RunConfig:
+    """The settings of the run in `folder`; other ones are refused by name.
+
+    of_pair: what was typed is for another run too, and may be without effect here.
+    """
+    file = folder / run_directory.CONFIG
     if not file.is_file():
-        raise ConfigError(f"--resume {file.parent}: no run directory ({file.name} is not there)")
-    saved = saved_config(file)
-    wanted = make_config(given, saved)
+        raise ConfigError(f"--resume {folder}: no run directory ({file.name} is not there)")
+    given, saved = typed(arguments, FIELDS), saved_config(file)
+    wanted = make_config(given, saved, shared=given if of_pair else ())
     check_resume(arguments, (saved, wanted), without=("preset", "config", "out"))
     return wanted
