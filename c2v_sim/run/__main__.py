@@ -94,7 +94,7 @@ def check_options(arguments: argparse.Namespace) -> None:
         summary_writer()  # refused here where the package is missing
     if out is not None and out.exists():
         raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
-    if arguments.beside_original and resumed and not is_pair(resumed):
+    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
         raise ConfigError(
             f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
         )
@@ -247,7 +247,7 @@ def show_comparison(out: Path) -> int:
     try:
         page = make_report([out / half for half in HALVES], out / PAGE)
     except ValueError as error:
-        print(f"no report page: {error}")
+        print(f"no report page: {error}; then: {resume_command(out)}")
     else:
         print(f"report: {page}")
     return 0
