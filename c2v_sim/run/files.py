@@ -37,6 +37,7 @@ CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 CLIENTS, INDEX = "clients.npz", "index.safetensors"
 ROUNDS, TABLE, CHECKPOINTS = "rounds.jsonl", "rounds.csv", "checkpoints"
 MODEL, PICTURE, RESULT = "model.safetensors", "accuracy.png", "result.json"
+SCRATCH = "scratch"  # for client state beyond the memory
 RESULTS = (RESULT, MODEL, PICTURE)  # of a finished run; the first says that it is one
 
 JsonObject = dict[str, Any]  # as it was read from a file: its writer decides what is in it

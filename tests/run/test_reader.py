@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from plain_run import PLAIN
 
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.files import count_rounds
@@ -16,7 +17,7 @@ TINY = "--model linear --train-size 240 --test-size 120 --clients 6 --participat
 def finished(tmp_path, monkeypatch):
     monkeypatch.setenv("C2V_DATA", str(tmp_path / "data"))
     out = tmp_path / "done"
-    assert run.main([*TINY.split(), "--local-epochs", "1", "--out", str(out)]) == 0
+    assert run.main([*TINY.split(), "--local-epochs", "1", *PLAIN, "--out", str(out)]) == 0
     return out
 
 

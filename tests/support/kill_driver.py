@@ -20,10 +20,12 @@ import sys
 import time
 from pathlib import Path
 
+import altair  # noqa: F401
 import matplotlib.figure  # noqa: F401  (imported here, so that no run has to)
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from c2v_sim.beside.pair import HALVES, is_pair
 from c2v_sim.data.load import default_data_dir
 from c2v_sim.index import __main__ as index
 from c2v_sim.index import checkpoint as index_checkpoint
@@ -41,10 +43,12 @@ INDEX += " --hidden 32 --threads 1 --batch-size 64"
 # Client state, and a client index that is built inside the run.
 IMPROVED = RUN.replace("--rounds 12", "--rounds 6") + " --algorithm feddyn --index-epochs 2"
 IMPROVED += " --improve sampling aggregation local --index-dropout 0"
+PAIR = f"{IMPROVED} --index-hidden 32 --rounds 4 --beside-original"
 COMMANDS = {
-    "run": (run.main, RUN.split()),
+    "run": (run.main, [*RUN.split(), "--improve", "none"]),
     "index": (index.main, INDEX.split()),
     "improved": (run.main, IMPROVED.split()),
+    "pair": (run.main, PAIR.split()),
 }
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir"}
 
@@ -148,6 +152,9 @@ def without_seconds(texts: dict) -> dict:
 
 def bits(out: Path) -> dict:
     """Everything in the directory that must be the same, the clock left out."""
+    if is_pair(out):
+        found = {half: bits(out / half) for half in HALVES}
+        return found | {"files": sorted(p.name for p in out.iterdir())}
 
     def sha256(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -201,6 +208,14 @@ def cases(counts: dict[str, dict[str, int]]) -> dict[str, tuple[str, list[tuple]
         add("index", kind)
     for kind in ("file", "step", "saved", "client"):
         add("improved", kind)
+    clients = counts["pair"]["client"]  # of both runs
+    for points in (
+        [("client", clients // 4)],  # in the original
+        [("client", 3 * clients // 4)],  # in the improved one
+        [("evaluated", 4), ("step", 2), ("file", 40)],  # between the two, in the index, in a resume
+    ):
+        chosen[f"{len(chosen)} pair {points}"] = ("pair", points)
+    add("pair", "file")
     return chosen
 
 
