@@ -20,6 +20,7 @@ from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.system import tensor_file
 
 FORMAT = 1
+BUILT, CACHE, FILE = ORIGINS = ("built", "cache", "file")  # how a process comes by an index
 PARTS = ("feature", "label")
 
 
@@ -32,7 +33,8 @@ class ClientIndex:
     sizes: Tensor  # int64 [M], training samples
     label_counts: Tensor  # int64 [M, K], of the training samples
     domains: Tensor | None  # int64 [M], where clients follow domains
-    provenance: dict[str, Any]  # plain data: data, partition, settings, losses, quality
+    provenance: dict[str, Any]  # plain data: data, partition, settings, losses, quality, seconds
+    origin: str = BUILT  # how this process came by it; not saved
 
     def __post_init__(self) -> None:
         clients = len(self.sizes)
@@ -60,6 +62,11 @@ class ClientIndex:
     @property
     def quality(self) -> dict[str, float]:
         return self.provenance.get("quality", {})
+
+    @property
+    def seconds(self) -> float | None:
+        """What it took to make it, embeddings included, whoever did; None: not recorded."""
+        return self.provenance.get("seconds")
 
     def only(self, part: str) -> "ClientIndex":
         """The index with one part alone, for the ablations: `feature` or `label`."""

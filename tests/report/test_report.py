@@ -143,7 +143,7 @@ def test_means_are_of_the_finished_seeds_and_say_how_many(failed_cells, tmp_path
     best = [max(100 * r.accuracy for r in one.evaluated) for one in finished]
     assert plain["best"] == f"{np.mean(best):.1f} ± {np.std(best):.1f} % (2 of 5 seeds)"
     assert plain["seed(s)"] == "0, 1; unfinished: 2; failed: 3, 4"
-    assert plain["seconds per run"] == f"{np.mean([one.seconds for one in finished]):.1f}"
+    assert plain["seconds per run"] == f"{np.mean([one.cost.total for one in finished]):.1f}"
     assert steered["best"].endswith(" % (2 of 3 seeds)")
     assert steered["seed(s)"] == "0, 1; failed: 2"  # one experiment, though it has no index
     assert (feddyn["best"], feddyn["seed(s)"], feddyn["rounds"]) == ("–", "failed: 0", "–")
