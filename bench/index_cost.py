@@ -15,14 +15,12 @@ import itertools
 import statistics
 import time
 
-import torch
-
 from c2v_sim import IndexConfig, RunConfig
 from c2v_sim.index.build import feature_index
 from c2v_sim.index.encoders.embed import embed_dataset
 from c2v_sim.index.training import Pairs, train_network
 from c2v_sim.run.build import build_federation
-from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.machine import choose_device, keep_freed_memory
 
 
 def clocks() -> tuple[float, float]:
@@ -57,7 +55,7 @@ def main() -> None:
     marks = [clocks()]
     embeddings = embed_dataset(used.dataset, "builtin", cache=False, progress=False)
     show("embed", len(used.dataset.y_train), [*marks, clocks()])
-    pairs = Pairs(embeddings.images, embeddings.labels, used.dataset.y_train, torch.device("cpu"))
+    pairs = Pairs(embeddings.images, embeddings.labels, used.dataset.y_train, choose_device("cpu"))
     marks = [clocks()]
     network, _ = train_network(
         pairs, used.partition, config, on_point=lambda training: marks.append(clocks())

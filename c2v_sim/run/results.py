@@ -21,6 +21,7 @@ from c2v_sim.system.text import percent
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+MINUS = "\N{MINUS SIGN}"
 DRAWN = ("accuracy", "accuracy_global", "accuracy_worst10")  # the main curve first
 MAIN_CURVE: dict[str, Any] = {"linewidth": 2.6, "zorder": 4}  # above all others
 OTHER_CURVE: dict[str, Any] = {"linewidth": 1.2, "zorder": 2, "alpha": 0.8}
@@ -95,7 +96,7 @@ def accuracy_figure(result: Result, title: str, original: Result | None = None) 
     if original is not None:
         axes.plot(*points(original, DRAWN[0]), **ORIGINAL_CURVE)
         gain = 100 * ((best.accuracy or 0.0) - (original.best.accuracy or 0.0))
-        heading += f", {gain:+.2f} points over the original's best"
+        heading += f"; gain over the original's best: {gain:+.2f} points".replace("-", MINUS)
     axes.set_title(heading, fontsize=10, wrap=True)
     axes.set(xlabel="round", ylabel="test accuracy (%)")
     axes.margins(y=0.08)

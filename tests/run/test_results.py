@@ -51,5 +51,7 @@ def test_the_title_says_what_was_trained_and_what_was_gained():
     assert title == "cifar10-standin(shapes), cnn, fedavg + sampling, local, seed 3"
     plain = accuracy_figure(result(0.3, 0.4, 0.35), title).axes[0].get_title()
     assert plain == f"{title}\nbest 40.00 % in round 2"
-    beside = accuracy_figure(result(0.3, 0.4), title, result(0.36, 0.2)).axes[0].get_title()
-    assert beside == f"{title}\nbest 40.00 % in round 2, +4.00 points over the original's best"
+    for best, gain in ((0.36, "+4.00"), (0.45, "−5.00")):
+        beside = accuracy_figure(result(0.3, 0.4), title, result(best, 0.2)).axes[0].get_title()
+        words = f"gain over the original's best: {gain} points"
+        assert beside == f"{title}\nbest 40.00 % in round 2; {words}"

@@ -38,10 +38,7 @@ function curvesFigure() {
   const rows = [];
   const shown = allSeries().length - hidden.size;
   let top = null;
-  // The last one is drawn above the others: the first measure of one group, or else the last group.
-  const order = allSeries().map(([series, curve], i) => ({ series, curve, i }));
-  if (alone) order.reverse();
-  order.forEach(({ series, curve, i }) => {
+  allSeries().forEach(([series, curve], i) => {
     if (hidden.has(i)) return;
     curve.round.forEach((round, t) => {
       const mean = curve.mean[t];
@@ -55,6 +52,7 @@ function curvesFigure() {
       });
     });
   });
+  if (alone) rows.reverse();  // what comes last is drawn on top: the first measure, or the last group
   if (!allSeries().some(([, curve]) => curve.round.length)) return null;
   const seeds = DATA.groups.some((g) => g.runs > 1);
   const torn = DATA.groups.some((g) => g.unfinished && g.runs > 1);
