@@ -143,7 +143,8 @@ def build_index(
     known = _known_embeddings(federation, used, config, embeddings, cache_dir)
     partition, y = used.partition, used.dataset.y_train
     pairs = Pairs(known.images, known.labels, y, choose_device(config.device))
-    counts, training = federation.label_counts, None
+    counts = federation.label_counts
+    training: Training | None = None
     begin = time.perf_counter()
     if config.index in NAIVE:
         naive, classes = NAIVE[config.index], used.dataset.classes
@@ -164,7 +165,7 @@ def build_index(
         begin = time.perf_counter()
         feature = feature_index(network, pairs, partition)
         label = (counts.double() @ known.labels.double()).float() / counts.sum(1)[:, None]
-    stages = {"embed": known.seconds, "train": training and training.seconds}
+    stages = {"embed": known.seconds, "train": training.seconds if training else 0.0}
     stages["average"] = time.perf_counter() - begin
     about = _provenance(federation, config, known, training) | seconds_of(stages)
     sizes, domains = torch.from_numpy(federation.partition.sizes), _domains(federation)

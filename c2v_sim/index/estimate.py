@@ -114,8 +114,12 @@ def pair_seconds(settings: IndexConfig) -> float:
     partition = Partition(train, tuple(np.arange(0) for _ in train), "a probe")
     few = dataclasses.replace(
         settings,
-        **{"epochs": POINTS, "local_epochs": 1, "participation": 1.0, "upload": each},
-        **{"lanes": 0, "patience": 0},
+        epochs=POINTS,
+        local_epochs=1,
+        participation=1.0,
+        upload=each,
+        lanes=0,
+        patience=0,
     )
     clock: list[float] = []
     train_network(
