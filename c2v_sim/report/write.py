@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 
 from c2v_sim.report.clients import PlainData
-from c2v_sim.report.groups import Group, group_runs
+from c2v_sim.report.gains import gain_text, gains
+from c2v_sim.report.groups import Group, group_runs, seed_of
 from c2v_sim.report.page_data import document
 from c2v_sim.report.runs import find_runs, read_runs
 from c2v_sim.system.files import write_atomically
@@ -70,13 +71,11 @@ def drawing() -> tuple[PlainData, str]:
 def fill_page(groups: Sequence[Group], data: PlainData, bundle: str) -> str:
     """The page with everything in it; each text is escaped for its place."""
     runs = [run for group in groups for run in group.everyone]
-    names = sorted({str(group.facts["data"]) for group in groups if group.runs})
-    what = groups[0].label if len(groups) == 1 else f"{len(groups)} experiments"
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     written = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     folder = resources.files("c2v_sim.report") / "page"
     parts = {
-        "title": html.escape(f"{', '.join(names)}: {what}"),
+        "title": html.escape(title(groups)),
         "subtitle": html.escape(f"{count}. Written by c2v_sim.report on {written}."),
         "style": (folder / "style.css").read_text(encoding="utf-8"),
         "figures": (folder / "figures.js").read_text(encoding="utf-8"),
@@ -87,3 +86,16 @@ def fill_page(groups: Sequence[Group], data: PlainData, bundle: str) -> str:
     }
     page = (folder / "page.html").read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
+
+
+def title(groups: Sequence[Group]) -> str:
+    """`shapes, cnn: fedavg and fedavg + Client2Vec, seed 0: gain +1.7 points`."""
+    names = sorted({str(group.facts["data"]) for group in groups if group.runs})
+    models = sorted({str(group.facts.get("model")) for group in groups})
+    seeds = sorted({seed_of(run) for group in groups for run in group.everyone})
+    what = " and ".join(group.label for group in groups)
+    what = what if len(groups) <= 2 else f"{len(groups)} experiments"
+    listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+    gained = [values for group in groups if (values := gains(group, groups))]
+    gain = f": gain {gain_text(gained[0])} points" if len(gained) == 1 and len(groups) == 2 else ""
+    return f"{', '.join(names)}, {', '.join(models)}: {what}, {listed}{gain}"

@@ -24,9 +24,6 @@ from c2v_sim.system.interrupt import Interrupt
 SECONDS_BETWEEN_CHECKS = 0.2
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
-# Threads that wait for one another by spinning make a training on two threads twice as slow as soon
-# as somebody else wants a core; sleeping costs 7 % on a quiet machine (bench/waiting_threads.py).
-SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive"}
 
 
 def python() -> list[str]:
@@ -43,7 +40,6 @@ class Job:
     log: Path  # of standard output and error; appended
     about: list[Cell] = field(default_factory=list)  # which it runs, or builds an index for
     needs: int = 0  # bytes of memory, expected
-    environment: dict[str, str] = field(default_factory=dict)  # unless the user's has them
     started: float = 0.0
     peak: int = 0  # bytes of memory, seen
     process: subprocess.Popen | None = field(default=None, repr=False)
@@ -60,7 +56,6 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.environment | os.environ,
                 start_new_session=True,
                 preexec_fn=(lambda: die_with(parent)) if LIBC else None,
             )

@@ -28,7 +28,9 @@ def test_everything_that_a_run_left_is_read(finished):
     assert saved.manifest["data"]["name"] == "shapes"
     assert [r.round for r in saved.records] == [1, 2]
     assert saved.result["best_accuracy"] == max(r.accuracy for r in saved.evaluated)
-    assert saved.seconds == sum(sum(r.seconds.values()) for r in saved.records)
+    assert saved.cost.total == sum(sum(r.seconds.values()) for r in saved.records)
+    assert saved.result["seconds"] == saved.result["seconds_rounds"] == round(saved.cost.total, 2)
+    assert (saved.result["seconds_index"], saved.result["index_origin"]) == (0.0, None)
     assert saved.clients.sizes.sum() == 240
     assert np.array_equal(saved.clients.label_counts.sum(1), saved.clients.sizes)
     assert saved.index is None

@@ -146,7 +146,7 @@ def without_seconds(texts: dict) -> dict:
     if "provenance" not in texts:
         return texts
     about = json.loads(texts["provenance"])
-    about.pop("seconds")
+    del about["seconds"], about["stages"]
     return texts | {"provenance": about}
 
 
@@ -173,7 +173,8 @@ def bits(out: Path) -> dict:
         found["records"] = [{k: v for k, v in r.items() if k != "seconds"} for r in records]
     if (out / "result.json").exists():
         result = json.loads((out / "result.json").read_text())
-        found["result"] = {k: v for k, v in result.items() if k != "seconds"}
+        result.pop("index_origin")  # a kill after the index was cached: found there
+        found["result"] = {k: v for k, v in result.items() if "seconds" not in k}
     kept = sorted((out / "checkpoints").glob("*"))
     for path in kept[-1:]:  # the one before may be of an interruption's round
         found[path.name] = {p.name: sha256(p) for p in path.glob("*.safetensors")}

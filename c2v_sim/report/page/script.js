@@ -147,7 +147,7 @@ function showRun(number) {
 
 // ---- tables ----------------------------------------------------------------------------------
 
-const NUMBER = /^[\d.,±%–\s-]+(so far|\(\d+ of \d+ seeds\))?$/;
+const NUMBER = /^[\d.,±%–−+\s-]+(so far|\(\d+ of \d+ seeds\))?$/;
 
 function table({ head, rows }, label, last = () => []) {
   const isNumber = head.map((_, j) => j > 0 && rows.some((r) => /\d/.test(r[j])) && rows.every((r) => NUMBER.test(r[j])));
