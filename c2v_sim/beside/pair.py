@@ -2,6 +2,7 @@
 
 comparison.json   what this directory is; once both runs are done, the numbers of the table
 comparison.md     the table, as it was shown (beside/table.py)
+accuracy.png      both curves, and the gain
 report.html       both runs on one page
 original/         the run directory of the algorithm as it is
 client2vec/       that of the same settings with the index: same data, seed and first cohort

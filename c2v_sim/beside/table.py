@@ -8,13 +8,20 @@ there, every stage, and what making the index took, also where it came from the 
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from c2v_sim.beside.pair import ABOUT, CLIENT2VEC, ORIGINAL, TABLE
+from c2v_sim.config import saved_config
 from c2v_sim.report.runs import standins
-from c2v_sim.run.files import JsonObject, read_json, to_json, write_text
+from c2v_sim.run.files import CONFIG, PICTURE, JsonObject, read_json, to_json, write_text
 from c2v_sim.run.reader import Run, read_run
+from c2v_sim.run.results import accuracy_figure, figure_title
 from c2v_sim.simulator.records import Result
+from c2v_sim.system.files import write_atomically
 from c2v_sim.system.text import percent
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 NOT_REACHED, NOT_RECORDED = "not reached", "not recorded"
 HEAD = ("", "original", "Client2Vec", "gain")
@@ -31,9 +38,17 @@ def write_comparison(out: Path) -> str:
     stand_ins = standins([original, improved], total=2)
     text = "\n".join([title(improved), "", *table_lines(rows_of(numbers)), "", MEASURE, *stand_ins])
     write_text(out / TABLE, f"{text}\n")
+    picture = both_curves(original, improved)
+    write_atomically(out / PICTURE, lambda file: picture.savefig(file, format="png"))
     about = read_json(out / ABOUT) | numbers | {"stand_ins": stand_ins}
     write_text(out / ABOUT, to_json(about))
     return text
+
+
+def both_curves(original: Run, improved: Run) -> "Figure":
+    config = saved_config(improved.path / CONFIG)
+    heading = figure_title(improved.manifest["data"]["name"], config)
+    return accuracy_figure(Result(improved.records), heading, Result(original.records))
 
 
 # ---- numbers --------------------------------------------------------------------------------

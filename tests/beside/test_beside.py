@@ -64,6 +64,7 @@ def outcome(out):
 
 
 def data_of_page(out):
+    assert (out / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     page = (out / "report.html").read_text()
     return json.loads(re.search(r'<script id="data"[^>]*>(.*?)</script>', page, re.DOTALL)[1])
 
@@ -305,7 +306,7 @@ def test_without_the_packages_of_a_report_the_table_is_there_and_the_way_to_the_
     ("arguments", "message"),
     [
         ([*PLAIN], "improve is none: leave one of them out"),
-        (["--tau", "0.5"], "tau = 0.5 has no effect with improve = local"),
+        (["--improve", "local", "--tau", "0.5"], "tau = 0.5 has no effect with improve = local"),
         (["--batch-size", "0"], "batch_size must be at least 1, got 0"),
         (["--config", "absent.toml"], "cannot read the configuration absent.toml"),
         (["--index-file", "absent.safetensors"], "absent.safetensors"),
