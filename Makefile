@@ -11,7 +11,7 @@ SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missi
 
 .PHONY: run test setup lint bench clean
 run: $(VENV)/.installed
-	$(BIN)/python -P -m c2v_sim.run $(ARGS)
+	$(BIN)/python -P -m c2v_sim.run --beside-original $(ARGS)
 
 test: $(VENV)/.test-installed
 	$(BIN)/pytest $(ARGS)
@@ -39,7 +39,7 @@ $(VENV)/.torch: | $(BIN)/python
 	touch $@
 
 $(VENV)/.installed: $(SOURCES) $(VENV)/.torch
-	$(BIN)/pip install --no-build-isolation -e .
+	$(BIN)/pip install --no-build-isolation -e ".[report]"
 	@$(SAY_NATIVE)
 	touch $@
 

@@ -20,6 +20,7 @@ stages 3 to 5, which give every client a vector before training. ops/ holds the 
 """
 
 from c2v_sim.system import starting as starting  # before the slow imports
+from c2v_sim.system import waiting as waiting  # it decides how torch is loaded
 
 # isort: split
 from c2v_sim.algorithms import Algorithm

@@ -132,7 +132,7 @@ class RunConfig:
         "uniform", "who takes part, where no index decides", choices=SAMPLERS
     )
     improve: tuple[str, ...] = of_improvement(
-        (), "what the client index improves", MEMORY, IMPROVEMENTS, common=True
+        (), "what the client index improves, or none", MEMORY, IMPROVEMENTS, common=True
     )
     index: str = field_in_run(
         "index", PACE | MEMORY, help="client index that they use", choices=INDICES, common=True

@@ -23,9 +23,25 @@ def test_toml_round_trip(name):
     assert make_config(tomllib.loads(to_toml(config))) == config
 
 
-def test_the_quick_preset_has_few_epochs_for_an_index_if_there_is_one():
-    assert make_config({"improve": ["sampling"]}, preset("quick")).index_epochs == 5
-    assert make_config({}, preset("quick")).index_epochs == 500  # the default: no effect
+def test_the_presets_use_the_index_and_improve_none_is_the_plain_algorithm():
+    for name in PRESETS:
+        assert set(preset(name).improve) <= set(FIELDS["improve"].choices)
+        assert preset(name).improve
+        for none in ((), [], ["none"], "none"):
+            plain = make_config({"improve": none}, preset(name))
+            assert plain.improve == ()
+            # of the index's settings, all without effect now, nothing is left
+            assert all(
+                getattr(plain, n) == s.default for n, s in FIELDS.items() if "improve" in s.needs
+            )
+    assert RunConfig().improve == ()  # of a program's own runs
+    assert make_config({}, preset("quick")).index_epochs < RunConfig().index_epochs
+    with pytest.raises(ConfigError, match=r"improve must be one of sampling, .*got 'none'"):
+        make_config({"improve": ["none", "local"]}, preset("quick"))
+
+
+def test_a_text_that_is_none_stays_a_text():
+    assert make_config({"augment": "none"}).augment == "none"
 
 
 def test_paper_preset():

@@ -12,11 +12,11 @@ import c2v_sim
 ROOT = Path(__file__).parents[1]
 # From the lowest to the highest; a room imports only from itself and from those before it.
 ORDER = ("system", "ops", "models", "data", "training", "algorithms", "index", "config")
-ORDER += ("simulator", "run", "sweep", "report")
+ORDER += ("simulator", "run", "sweep", "report", "beside")
 BESIDE = {"sweep": {"report"}, "report": {"sweep"}}  # neither stands on the other
 DOORS = {"__init__", "__main__", "doctor", "tables"}  # what people enter by: above all rooms
 PACKAGE = ROOT / "c2v_sim"
-MOST_ENTRIES, MOST_LINES = 13, 300
+MOST_ENTRIES, MOST_LINES = 15, 300
 
 
 def modules(package=PACKAGE):

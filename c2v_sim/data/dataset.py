@@ -56,6 +56,17 @@ class Dataset:
                 fields[name] = array.take(ids) if isinstance(array, Windows) else array[ids]
         return dataclasses.replace(self, sha256=content_hash(fields), **fields)
 
+    def first(self, split: str, count: int) -> "Dataset":
+        """The first samples of a split, for probes: the hash stays that of the whole."""
+        new = {}
+        for name in (f"{part}_{split}" for part in ("x", "y", "domain", "client")):
+            array = getattr(self, name)
+            if array is not None:
+                ids = torch.arange(min(count, len(array)))
+                windows = isinstance(array, Windows)
+                new[name] = array.take(ids) if windows else array[: len(ids)]
+        return dataclasses.replace(self, **new)
+
     def __post_init__(self) -> None:
         for split in ("train", "test"):
             x: Tensor | Windows = getattr(self, f"x_{split}")

@@ -95,7 +95,7 @@ def _check_folder(name: str, folder: Path, named: bool) -> None:
             if not folder.absolute().parent.is_dir():
                 problem = "does not exist, nor the folder above it; correct it, or make it first"
             if only_cache or not problem:
-                new = "did not exist; it is made for what is downloaded and cached"
+                new = "did not exist; it is made once something is to be kept there"
                 print(f"the data folder {folder} {new}", file=sys.stderr)
     except OSError as error:
         help = remedy(error, otherwise="choose another with --data-dir")

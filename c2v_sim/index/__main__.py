@@ -23,7 +23,14 @@ from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.index.plots import plot_all
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, new_path
-from c2v_sim.run.index import FEDERATION, SETTINGS, directory_settings, shown_training
+from c2v_sim.run.index import (
+    FEDERATION,
+    SETTINGS,
+    announce,
+    directory_settings,
+    say_origin,
+    shown_training,
+)
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail, remedy
 from c2v_sim.system.files import make_directory, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
@@ -106,6 +113,7 @@ def prepare(arguments: argparse.Namespace) -> Task:
             f"--out {arguments.out} exists and is never overwritten; name another, or --resume"
         )
     federation, run = build_federation(run)
+    announce(federation, config, run.data_dir)
     embeddings = index_embeddings(federation, config, run.data_dir)
     kind = config.strategy if config.index == "dsa-ign" else config.index
     out = arguments.resume or arguments.out
@@ -179,6 +187,7 @@ def execute(task: Task, interrupt: Interrupt) -> int:
                 on_point=on_point,
                 stop=interrupt.stop,
             )
+        say_origin(index)
         write_results(index, out, task.plot)
     except TrainingError as error:
         if error.__cause__ is not None:

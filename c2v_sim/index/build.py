@@ -13,10 +13,13 @@ settings and device.
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +29,8 @@ from torch import Tensor
 from c2v_sim.data.federation import Federation, limited_ids
 from c2v_sim.data.load import default_data_dir
 from c2v_sim.data.partition import Partition
-from c2v_sim.index.client_index import FORMAT, ClientIndex, federation_facts
+from c2v_sim.index.checkpoint import Training
+from c2v_sim.index.client_index import CACHE, FILE, FORMAT, ClientIndex, federation_facts
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork
 from c2v_sim.index.encoders.embed import Embeddings, embed_dataset, given_embeddings
@@ -35,12 +39,12 @@ from c2v_sim.index.naive import NAIVE, feature_average
 from c2v_sim.index.quality import quality
 from c2v_sim.index.training import OnPoint, Pairs, train_network
 from c2v_sim.system import ranks
-from c2v_sim.system.machine import choose_device, intra_op_threads
+from c2v_sim.system.machine import choose_device, intra_op_threads, usable_cores
 from c2v_sim.system.settings import fixed
 
-EVAL_BATCH = 512
+EVAL_BATCH = 256  # of 512 the attention no longer fits into the cache
 # Raised when the same settings come to give other bits: older files in caches are left alone.
-RECIPE = 2
+RECIPE = 3
 
 
 def obtain_index(
@@ -61,12 +65,13 @@ def obtain_index(
     those of `build_index`.
     """
     if file:
-        return ranks.from_first(lambda: ClientIndex.load(file, federation))
+        found = ranks.from_first(lambda: ClientIndex.load(file, federation))
+        return dataclasses.replace(found, origin=FILE)
     embeddings = embeddings or index_embeddings(federation, config, data_dir)
     path = cache_path(federation, config, embeddings, data_dir)
     cached = ranks.from_first(lambda: _cached(path, federation))
     if cached is not None:
-        return cached
+        return dataclasses.replace(cached, origin=CACHE)
     index = build_index(
         federation,
         config,
@@ -143,13 +148,14 @@ def build_index(
     on. on_point: called after every epoch (global) or round (federated) with the losses so far.
     stop: once set, the step in flight is finished, the checkpoint written and Interrupted raised.
     """
-    config, start = config or IndexConfig(), time.perf_counter()
-    fresh = checkpoint is None or not checkpoint.exists()
+    config = config or IndexConfig()
     used = federation.limited(config.max_samples, config.seed)
     known = _known_embeddings(federation, used, config, embeddings, cache_dir)
     partition, y = used.partition, used.dataset.y_train
     pairs = Pairs(known.images, known.labels, y, choose_device(config.device))
-    counts, curve = federation.label_counts, list[list[float]]()
+    counts = federation.label_counts
+    training: Training | None = None
+    begin = time.perf_counter()
     if config.index in NAIVE:
         naive, classes = NAIVE[config.index], used.dataset.classes
         vectors = naive.vectors(known.images, partition, y, classes, config.seed)
@@ -157,7 +163,7 @@ def build_index(
         feature, label = (vectors, none) if naive.part == "feature" else (none, vectors)
     else:
         identity = f"{federation.dataset.sha256} {federation.partition.sha256} {known.sha256}"
-        network, curve = train_network(
+        network, training = train_network(
             pairs,
             partition,
             config,
@@ -166,16 +172,28 @@ def build_index(
             on_point=on_point,
             stop=stop,
         )
-        feature = feature_index(network, pairs, partition, config)
+        begin = time.perf_counter()
+        feature = feature_index(network, pairs, partition)
         label = (counts.double() @ known.labels.double()).float() / counts.sum(1)[:, None]
-    about = _provenance(federation, config, known, curve)
+    stages = {"embed": known.seconds, "train": training.seconds if training else 0.0}
+    stages["average"] = time.perf_counter() - begin
+    about = _provenance(federation, config, known, training) | seconds_of(stages)
     sizes, domains = torch.from_numpy(federation.partition.sizes), _domains(federation)
     index = ClientIndex(feature, label, sizes, counts, domains, about)
     control = feature_average(known.images, partition)
     index.provenance["quality"] = quality(feature, label, counts, domains, control)
-    # Of a resumed training only the last part was seen, which is no answer.
-    index.provenance["seconds"] = round(time.perf_counter() - start, 2) if fresh else None
     return index
+
+
+def seconds_of(stages: Mapping[str, float | None]) -> dict[str, object]:
+    """For the provenance: the seconds of each stage and of all; None where one is not known.
+
+    Training counts over all interruptions, and embeddings from the cache what they took.
+    """
+    known = {k: None if v is None or math.isnan(v) else round(v, 2) for k, v in stages.items()}
+    values = list(known.values())
+    total = None if None in values else round(sum(filter(None, values)), 2)
+    return {"seconds": total, "stages": known}
 
 
 def _known_embeddings(
@@ -202,7 +220,7 @@ def _domains(federation: Federation) -> Tensor | None:
 
 
 def _provenance(
-    federation: Federation, config: IndexConfig, embeddings: Embeddings, curve: list[list[float]]
+    federation: Federation, config: IndexConfig, embeddings: Embeddings, training: Training | None
 ) -> dict[str, object]:
     return {
         "federation": federation_facts(federation),
@@ -210,23 +228,32 @@ def _provenance(
         "embeddings_sha256": embeddings.sha256,
         "settings": json.loads(json.dumps(dataclasses.asdict(config))),  # as a file gives it back
         "losses": list(LOSSES),
-        "curve": curve,
+        "curve": training.curve if training else [],
         "class_names": list(federation.dataset.class_names),
         "domain_names": list(federation.dataset.domain_names),
     }
 
 
-def feature_index(
-    network: IndexNetwork, pairs: Pairs, partition: Partition, config: IndexConfig
-) -> Tensor:  # [M, 512]
-    """β^f: the mean of u over each client's training samples."""
-    out = torch.zeros(partition.clients, WIDTH)
-    with torch.inference_mode(), intra_op_threads(config.threads):
-        for i in range(ranks.rank(), partition.clients, ranks.size()):
-            ids = partition.train[i]
-            total = torch.zeros(WIDTH, dtype=torch.float64, device=pairs.device)
+def feature_index(network: IndexNetwork, pairs: Pairs, partition: Partition) -> Tensor:  # [M, 512]
+    """β^f: the mean of u over each client's training samples.
+
+    On the CPU as many clients at a time as there are cores, each with one-thread operators: no
+    bit depends on the number of cores, nor of the ranks that share the clients.
+    """
+
+    def mean(ids: np.ndarray) -> Tensor:  # [512]
+        total = torch.zeros(WIDTH, dtype=torch.float64, device=pairs.device)
+        with torch.inference_mode():
             for batch in torch.from_numpy(ids).to(pairs.device).split(EVAL_BATCH):
                 u = network.encode(pairs.images[batch])[:, WIDTH:]
                 total += u.sum(0, dtype=torch.float64)
-            out[i] = total / len(ids)
-    return ranks.pick(out, [i % ranks.size() for i in range(partition.clients)])
+        return (total / len(ids)).float().cpu()
+
+    out, size = torch.zeros(partition.clients, WIDTH), ranks.size()
+    mine = partition.train[ranks.rank() :: size]
+    cores = max(1, usable_cores() // ranks.local_size())
+    workers = cores if pairs.device.type == "cpu" else 1
+    with intra_op_threads(1), ThreadPoolExecutor(workers, "average") as threads:
+        for i, row in enumerate(threads.map(mean, mine)):
+            out[ranks.rank() + i * size] = row
+    return ranks.pick(out, [i % size for i in range(partition.clients)])

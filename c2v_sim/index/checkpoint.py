@@ -1,8 +1,9 @@
 """The state of an index training, and the file from which an interrupted one goes on.
 
 parameters [1, P], Adam's moments [2, P], the curve so far and, inside an epoch (GLOBAL), the steps
-done, the sums of the four losses and the state of dropout's generator. The file also holds every
-setting that decides the bits, so that another training's is refused by name.
+done, the sums of the four losses and the state of dropout's generator; besides, the seconds it has
+taken. The file also holds every setting that decides the bits, so that another training's is
+refused by name.
 """
 
 import json
@@ -35,6 +36,7 @@ class Training:
     step: int = 0
     sums: Tensor = field(default_factory=lambda: torch.zeros(len(LOSSES)))  # [4]
     random: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
+    seconds: float = 0.0  # of the training so far, over all interruptions; NaN: unknown
 
     def plateaued(self, config: IndexConfig) -> bool:
         """True if the last `patience` points brought the total no further down."""
@@ -89,6 +91,7 @@ def save_training(path: Path, training: Training, settings: dict[str, str]) -> N
     tensors = {name: getattr(training, name).cpu() for name in ("parameters", "moments", "sums")}
     tensors["random"] = training.random
     about = settings | {"curve": json.dumps(training.curve), "step": str(training.step)}
+    about["seconds"] = str(training.seconds)
     tensor_file.save(path, tensors, about)
 
 
@@ -108,5 +111,6 @@ def load_training(path: Path, training: Training, settings: dict[str, str]) -> N
                 getattr(training, name).copy_(file.get_tensor(name))
             training.random, training.step = file.get_tensor("random"), int(about["step"])
             training.curve[:] = json.loads(about["curve"])
+            training.seconds = float(about.get("seconds", "nan"))
     except (SafetensorError, KeyError, RuntimeError, OSError) as error:
         raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error

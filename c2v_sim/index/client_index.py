@@ -21,6 +21,7 @@ from c2v_sim.system import tensor_file
 from c2v_sim.system.seeding import CONTROL, rng
 
 FORMAT = 1
+BUILT, CACHE, FILE = ORIGINS = ("built", "cache", "file")  # how a process comes by an index
 PARTS = ("feature", "label")
 
 
@@ -33,7 +34,8 @@ class ClientIndex:
     sizes: Tensor  # int64 [M], training samples
     label_counts: Tensor  # int64 [M, K], of the training samples
     domains: Tensor | None  # int64 [M], where clients follow domains
-    provenance: dict[str, Any]  # plain data: data, partition, settings, losses, quality
+    provenance: dict[str, Any]  # plain data: data, partition, settings, losses, quality, seconds
+    origin: str = BUILT  # how this process came by it; not saved
 
     def __post_init__(self) -> None:
         clients = len(self.sizes)
@@ -61,6 +63,11 @@ class ClientIndex:
     @property
     def quality(self) -> dict[str, float]:
         return self.provenance.get("quality", {})
+
+    @property
+    def seconds(self) -> float | None:
+        """What it took to make it, embeddings included, whoever did; None: not recorded."""
+        return self.provenance.get("seconds")
 
     @property
     def sha256(self) -> str:

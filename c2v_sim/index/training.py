@@ -12,6 +12,7 @@ may be of the middle of an epoch (GLOBAL), which can take minutes.
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -72,8 +73,8 @@ def train_network(
     identity: str = "",
     on_point: OnPoint = lambda training: None,
     stop: threading.Event | None = None,
-) -> tuple[IndexNetwork, list[list[float]]]:
-    """The trained network in eval mode, and the curve [points, 4].
+) -> tuple[IndexNetwork, Training]:
+    """The trained network in eval mode, and its training with the curve [points, 4].
 
     `checkpoint` is read if it exists and written on the way; `identity` names data and partition,
     so that a checkpoint of others is refused. `on_point` is called after each epoch or round.
@@ -97,8 +98,16 @@ def train_network(
     share_training(training)
     checkpoints = Checkpoints(checkpoint if ranks.is_first() else None, training, settings)
 
+    clock = time.perf_counter()
+
+    def count_seconds() -> None:
+        nonlocal clock
+        before, clock = clock, time.perf_counter()
+        training.seconds += clock - before
+
     def after_step() -> None:
         """`training` is whole: an end if that is wished, or a checkpoint if it is time."""
+        count_seconds()
         if ranks.any_of(stop.is_set()) if federated else stop.is_set():
             raise Interrupted
         done = training.step == 0 and training.finished(config)
@@ -114,17 +123,18 @@ def train_network(
             else:  # one model on one stream of batches: rank 0 alone
                 ranks.from_first(lambda: train_global(*parts))
                 share_training(training)
-        except Interrupted:  # of a federated round in flight nothing is in `training`
+        except Interrupted:  # of a federated round in flight only its seconds are in `training`
+            count_seconds()
             checkpoints.save()
             raise
     network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
     network.load_state_dict(server.state_dict(0))
-    return network.to(pairs.device).eval(), training.curve
+    return network.to(pairs.device).eval(), training
 
 
 def share_training(training: Training) -> None:
-    """Every rank has the network and the curve of rank 0."""
-    training.curve[:] = ranks.broadcast(training.curve)
+    """Every rank has the network, the curve and the seconds of rank 0."""
+    training.curve[:], training.seconds = ranks.broadcast((training.curve, training.seconds))
     ranks.share((training.parameters, 0))
 
 

@@ -63,8 +63,10 @@ def curves(y: alt.Y, *shown: str) -> tuple[alt.Chart, alt.Chart, alt.Chart]:
     """What the lines are made of, the lines and their dots; colour and dash tell them apart."""
     x = rounds_axis("round:Q", grid=True)
     base = alt.Chart(alt.NamedData("curves")).encode(x=x, color=GIVEN_COLOUR, detail="series:N")
-    line = base.mark_line(strokeWidth=2).encode(
-        y=y, strokeDash=alt.StrokeDash("dash:N", legend=None, scale=None)
+    line = base.mark_line().encode(
+        y=y,
+        strokeDash=alt.StrokeDash("dash:N", legend=None, scale=None),
+        strokeWidth=alt.StrokeWidth("width:Q", legend=None, scale=None),
     )
     dot = alt.Opacity("dot:Q", scale=None, legend=None)  # 0 in long runs: for tooltips alone
     point = base.mark_point(filled=True, size=28).encode(y=y, opacity=dot, tooltip=tips(*shown))

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from c2v_sim.index.client_index import BUILT
 from c2v_sim.report.clients import PlainData, rounded
+from c2v_sim.report.gains import gain_text, gain_words, gains
 from c2v_sim.report.groups import Group
 from c2v_sim.report.one_run import (
     Pool,
@@ -36,6 +38,7 @@ def document(groups: Sequence[Group]) -> PlainData:
         "banners": [*unfinished_words(groups), *standins(begun, len(runs) + len(unstarted))],
         "summary": summary_table(groups),
         "words": summary_words(begun),
+        "gains": " ".join(gain_words(groups)),
         "every_run": run_table(runs, unstarted),
         "measures": ACCURACIES,
         "groups": [group_data(group) for group in groups if group.runs],
@@ -80,18 +83,21 @@ COLUMNS_OF_TABLE = ["data set", "model", "algorithm", "improved by the index"]
 
 def summary_table(groups: Sequence[Group]) -> PlainData:
     """A row per group: mean ± population standard deviation over seeds."""
-    rows = []
+    rows, compared = [], any(gains(group, groups) for group in groups)
     for group in groups:
         rounds = "; ".join(dict.fromkeys(rounds_words(run) for run in group.runs))
-        seconds = [run.seconds for run in group.counted]
+        gained = [gain_text(gains(group, groups))] if compared else []
+        seconds = [run.cost.total for run in group.counted]
         rows.append(
             [
                 # the result first: a phone shows no more without scrolling
-                *(group.label, *mean_cells(group), seeds_cell(group), *settings_cells(group)),
+                *(group.label, *mean_cells(group), *gained),
+                *(seeds_cell(group), *settings_cells(group)),
                 *(rounds or "–", f"{np.mean(seconds):.1f}" if seconds else "–"),
             ]
         )
-    head = ["experiment", "best", "last", "seed(s)", *COLUMNS_OF_TABLE, "rounds", "seconds per run"]
+    head = ["experiment", "best", "last", *(["gain (points)"] if compared else [])]
+    head += ["seed(s)", *COLUMNS_OF_TABLE, "rounds", "seconds per run"]
     return {"head": head, "rows": rows}
 
 
@@ -124,6 +130,7 @@ def summary_words(runs: Sequence[Run]) -> str:
     ]
     if len(runs) > 1:
         words.append("Of several seeds: mean ± population standard deviation.")
+    words += seconds_words(runs)
     for what, values in (
         ("commits", {run.manifest.get("commit") for run in runs}),
         ("machines", {str(run.manifest.get("machine")) for run in runs}),
@@ -133,6 +140,22 @@ def summary_words(runs: Sequence[Run]) -> str:
     return " ".join(words)
 
 
+def seconds_words(runs: Sequence[Run]) -> list[str]:
+    """What the seconds of runs with an index are."""
+    steered = [run for run in runs if run.manifest.get("index")]
+    if not steered:
+        return []
+    words = "Seconds are those of the rounds and of the client index"
+    borrowed = sum(run.cost.origin not in (BUILT, None) for run in steered)
+    if borrowed:
+        words += f" ({borrowed} of {len(steered)} took it from the cache or a file: what it took "
+        words += "when it was built is counted)"
+    lacking = sum(run.cost.index is None for run in steered)
+    if lacking:
+        words += f"; that of {lacking} indices is not recorded and not counted"
+    return [f"{words}."]
+
+
 def run_table(
     runs: Sequence[tuple[Run, str]], unstarted: Sequence[tuple[Unstarted, str]]
 ) -> PlainData:
@@ -140,7 +163,7 @@ def run_table(
     rows = []
     for run, label in runs:
         state = f"failed: {run.failure}" if run.failure else run.state
-        seed, seconds = str(run.config.get("seed")), f"{run.seconds:.1f}"
+        seed, seconds = str(run.config.get("seed")), f"{run.cost.total:.1f}"
         rows.append(
             [run.name, state, *accuracy_cells(run), seed, label, rounds_words(run), seconds]
         )
@@ -154,17 +177,19 @@ def run_table(
 
 
 def group_data(group: Group) -> PlainData:
-    """The curves of a group, and its seconds per run by stage."""
-    by_stage = [
-        sum(r.seconds.get(s, 0.0) for r in run.records) for s in STAGES for run in group.counted
-    ]
-    seconds = np.array(by_stage).reshape(len(STAGES), -1).mean(1)
+    """The curves of a group, and its seconds per run by stage, the index among them."""
+    by_stage = {
+        stage: [sum(r.seconds.get(stage, 0.0) for r in run.records) for run in group.counted]
+        for stage in STAGES
+    }
+    by_stage["index"] = [run.cost.index or 0.0 for run in group.counted]
+    seconds = [float(np.mean(values)) for values in by_stage.values()]
     return {
         "label": group.label,
         "runs": len(group.runs),
         "unfinished": sum(run.state != "done" for run in group.runs),
         "curves": {name: curve(group.runs, name) for name in ACCURACIES},
-        "seconds": dict(zip(STAGES, rounded(seconds, 3), strict=True)),
+        "seconds": dict(zip(by_stage, rounded(seconds, 3), strict=True)),
     }
 
 

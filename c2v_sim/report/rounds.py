@@ -74,19 +74,24 @@ def seconds_data(run: Run) -> PlainData | None:
         "width": width,
         "first": run.records[0].round,
         "stages": {s: rounded(np.array(parts)[:, i], 4) for i, s in enumerate(STAGES)},
-        "caption": f"{totals.sum():.3g} s in {len(table)} rounds: {said}. Loading data and "
-        f"writing checkpoints are not in it{index_words(run)}.",
+        "caption": f"{index_words(run)}{totals.sum():.3g} s in {len(table)} rounds: {said}. "
+        "Loading data and writing checkpoints are not in it.",
     }
 
 
 def index_words(run: Run) -> str:
-    """What the client index took, which is made before the first round."""
-    about = run.manifest.get("index")
+    """What the run took in all, and the client index, which is made before the first round."""
+    about, cost = run.manifest.get("index"), run.cost
     if not about:
         return ""
-    seconds = about.get("seconds")
-    took = "an unrecorded time" if seconds is None else f"{seconds:.3g} s"
-    return f", nor is making the client index, which took {took}"
+    if cost.index is None:
+        return "The client index took an unrecorded time, which is in no total. "
+    stages = {k: v for k, v in about.get("stages", {}).items() if v is not None}
+    said = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in stages.items())
+    said = f" ({said})" if said else ""
+    return (
+        f"{cost.total:.3g} s in all: {cost.index:.3g} s for the client index{said}{cost.where()}, "
+    )
 
 
 def domain_data(run: Run, order: Order) -> PlainData | None:

@@ -8,8 +8,11 @@ simulator/     model, lanes and state (Simulator)
 index.py       the client index, where one steers the run
 files.py       the run directory, with manifest.py
 journal.py     back to the newest checkpoint (checkpoint.py)
-simulator/     the rounds; after each journal.py, tensorboard.py and progress.py
+train.py       the rounds (simulator/); after each journal.py, tensorboard.py and progress.py
 results.py     model, summary and curve
+
+With --beside-original this happens twice, for the algorithm as it is and with the client index, and
+beside/ sets the two runs side by side.
 
 Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
 """
@@ -17,46 +20,30 @@ Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143 S
 import argparse
 import shlex
 import sys
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
+from c2v_sim.beside.command import run_pair
+from c2v_sim.beside.pair import is_pair
 from c2v_sim.config import to_toml
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, check_alike, new_path
-from c2v_sim.run.index import bring_index, prepare_index
+from c2v_sim.run.files import SCRATCH
+from c2v_sim.run.index import prepare_index
 from c2v_sim.run.journal import Journal
-from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
-from c2v_sim.run.results import write_results
-from c2v_sim.run.resume import (
-    check_federation,
-    check_pretrained,
-    check_settings,
-    go_on,
-    warn_of_versions,
-)
-from c2v_sim.run.settings import check_ranks, parser, settings_of
-from c2v_sim.run.tensorboard import summary_writer
+from c2v_sim.run.progress import COMMAND
+from c2v_sim.run.resume import check_federation, check_pretrained, check_settings, warn_of_versions
+from c2v_sim.run.settings import EXISTS, check_options, check_ranks, parser, settings_of
+from c2v_sim.run.train import execute
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks
-from c2v_sim.system.errors import (
-    CheckpointError,
-    ConfigError,
-    Interrupted,
-    InUse,
-    TrainingError,
-    fail,
-    remedy,
-)
+from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
 from c2v_sim.system.output import printed
 from c2v_sim.system.ranks import torchrun
-
-EXISTS = "--out {} exists and is never overwritten; name another, or --resume"
-SCRATCH = "scratch"  # in the run directory, for client state beyond the memory
 
 
 def prepare(
@@ -75,14 +62,11 @@ def prepare(
 
 def make_simulator(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]:
     """What this process trains with, where it goes, and what the settings are called."""
+    check_options(arguments)
     config, label = settings_of(arguments)
     if arguments.resume:
         check_settings(arguments.resume, config)
-    if arguments.tensorboard:
-        summary_writer()  # refused here where the package is missing
     out: Path | None = arguments.resume or arguments.out
-    if arguments.out is not None and arguments.out.exists():
-        raise ConfigError(EXISTS.format(out))
     saved = arguments.resume / run_directory.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
     if arguments.resume:
@@ -94,114 +78,11 @@ def make_simulator(arguments: argparse.Namespace) -> tuple[Simulator, Path, str]
     return simulator, out, label
 
 
-def execute(
-    simulator: Simulator,
-    embeddings: Embeddings | None,
-    journal: Journal,
-    label: str,
-    interrupt: Interrupt,
-) -> int:
-    """Train in a run directory that exists; the exit code."""
-    again = resume_command(journal.out)
-    try:
-        bring_index(simulator, journal.out, embeddings)
-        journal.resume()
-        if ranks.is_first():
-            go_on(journal.out, simulator)
-        show_start(simulator, journal.out, label)
-        train(simulator, journal)
-        if simulator.client_accuracy is None:  # resumed after its last round
-            simulator.evaluate()
-        return finish(journal, label) if ranks.is_first() else 0
-    except (CheckpointError, ConfigError) as error:
-        return fail(2, str(error))
-    except TrainingError as error:
-        if error.__cause__ is None:  # the same settings would end so again
-            return fail(1, f"{error}. What was done before is in {journal.out}")
-        traceback.print_exception(error.__cause__)
-        return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
-    except Interrupted:
-        interrupt.number = max(number or 0 for number in ranks.gather(interrupt.number)) or None
-        lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
-        begun = simulator.index is not None or not simulator.config.needs_client_index
-        when = f"after round {simulator.round}" if begun else "while the client index was made"
-        done = f"{interrupt.word} {when}{lost}"
-        return fail(interrupt.code, f"{done}; go on with: {again}")
-    except Exception as error:
-        if ranks.size() == 1:
-            raise
-        at = f"That was in round {simulator.round + 1}; {journal.goes_on()}: {again}"
-        return torchrun.tell(1, error, at)
-    finally:
-        journal.close()
-
-
-def train(simulator: Simulator, journal: Journal) -> None:
-    """All remaining rounds, each recorded as it ends; a checkpoint at the end or when stopped.
-
-    After a failure no checkpoint is made: the last one is good, the state now may not be.
-    """
-    bar = Progress(simulator.config.rounds, simulator.cohort_size, done=simulator.round)
-    try:
-        for record in simulator.rounds(bar.client_done):
-            journal.round_done(record)
-            bar.round_done(record)
-        journal.checkpoint()
-    except Interrupted:
-        journal.checkpoint()
-        raise
-    finally:
-        bar.close()
-
-
-def finish(journal: Journal, label: str) -> int:
-    """Write and show the results; the exit code says whether all of them are on disk."""
-    simulator, out = journal.simulator, journal.out
-    failed = write_results(out, simulator, journal.result)
-    whole = not failed and journal.error is None
-    kept = "training is done" + (f" and everything is saved in {out}" if whole else "")
-    shown = printed(lambda: show_result(simulator, journal.result, out, label), kept)
-    if whole:
-        return shown
-    lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
-    message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
-    if failed or journal.torn:
-        error = next(iter(failed.values()), journal.error)
-        help = remedy(error).capitalize() if error else ""
-        return fail(1, f"{message}. {help or 'Mend that'}, then: {resume_command(out)}")
-    print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
-    return shown
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; the exit code."""
-    with torchrun.quiet_but_once():
-        arguments = parser().parse_args(argv)
-    typed = argv or sys.argv[1:]
-    try:
-        check_ranks(arguments, torchrun.started_with())
-    except ConfigError as error:
-        return fail(2, str(error)) if torchrun.is_first_of_host() else 2
-    if arguments.ranks and not torchrun.started_this():
-        options = (arguments.max_restarts, arguments.rank_timeout)
-        return torchrun.launch(arguments.ranks, ["-m", "c2v_sim.run", *typed], *options)
-    try:
-        with torchrun.joined(arguments.rank_timeout):
-            return torchrun.run_as_rank(lambda: run(arguments, shlex.join([*COMMAND, *typed])))
-    except ConfigError as error:  # the ranks did not meet
-        return fail(2, str(error)) if torchrun.is_first_of_host() else 2
-
-
-def run(arguments: argparse.Namespace, command: str) -> int:
-    """The run that the arguments ask for, or this rank's part of it; the exit code."""
-    keep_freed_memory()
-    arguments = started_anew(arguments)
-    with Interrupt() as interrupt, ExitStack() as held:
+def run_one(arguments: argparse.Namespace, command: str, interrupt: Interrupt) -> int:
+    """A run, new or resumed, or this rank's part of it; the exit code."""
+    arguments, writes = started_anew(arguments), ranks.is_first()
+    with ExitStack() as held:
         try:
-            if arguments.print_config:
-                text = to_toml(settings_of(arguments)[0])
-                return printed(lambda: print(text, end=""), "nothing was written")
-            writes = ranks.is_first()
             if writes and arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
                 held.enter_context(in_use(arguments.resume))
             simulator, embeddings, out, label = prepare(arguments)
@@ -248,11 +129,39 @@ def started_anew(arguments: argparse.Namespace) -> argparse.Namespace:
     out = torchrun.remembered("out")
     if out is None or arguments.resume:
         return arguments
-    if (Path(out) / run_directory.CONFIG).is_file():
-        same = ["--tensorboard"] if arguments.tensorboard else []
-        return parser().parse_args(["--resume", out, *same])
-    arguments.out = Path(out)
-    return arguments
+    same = ["--tensorboard"] if arguments.tensorboard else []
+    return parser().parse_args(["--resume", out, *same])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
+    with torchrun.quiet_but_once():
+        arguments = parser().parse_args(argv)
+    typed, resumed = argv or sys.argv[1:], arguments.resume
+    paired = is_pair(resumed) if resumed else arguments.beside_original
+    try:
+        check_ranks(arguments, torchrun.started_with(), paired=paired)
+        if arguments.ranks and not torchrun.started_this():
+            options = (arguments.max_restarts, arguments.rank_timeout)
+            return torchrun.launch(arguments.ranks, ["-m", "c2v_sim.run", *typed], *options)
+        with torchrun.joined(arguments.rank_timeout):
+            command = shlex.join([*COMMAND, *typed])
+            return torchrun.run_as_rank(lambda: run(arguments, command, paired))
+    except ConfigError as error:  # the ranks did not meet, or make no sense
+        return fail(2, str(error)) if torchrun.is_first_of_host() else 2
+
+
+def run(arguments: argparse.Namespace, command: str, paired: bool) -> int:
+    """What the arguments ask for; the exit code."""
+    keep_freed_memory()
+    with Interrupt() as interrupt:
+        if not arguments.print_config:
+            return (run_pair if paired else run_one)(arguments, command, interrupt)
+        try:
+            text = to_toml(settings_of(arguments)[0])
+        except (ValueError, OSError) as error:
+            return fail(2, str(error))
+        return printed(lambda: print(text, end=""), "nothing was written")
 
 
 if __name__ == "__main__":

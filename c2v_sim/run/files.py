@@ -29,6 +29,7 @@ from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run.manifest import manifest
+from c2v_sim.simulator.cost import Cost, cost_of
 from c2v_sim.simulator.records import STAGES, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.files import flush, make_directory, write_atomically
@@ -37,6 +38,7 @@ CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 CLIENTS, INDEX = "clients.npz", "index.safetensors"
 ROUNDS, TABLE, CHECKPOINTS = "rounds.jsonl", "rounds.csv", "checkpoints"
 MODEL, PICTURE, RESULT = "model.safetensors", "accuracy.png", "result.json"
+SCRATCH = "scratch"  # for client state beyond the memory
 RESULTS = (RESULT, MODEL, PICTURE)  # of a finished run; the first says that it is one
 
 JsonObject = dict[str, Any]  # as it was read from a file: its writer decides what is in it
@@ -90,9 +92,15 @@ def add_index(path: Path, index: ClientIndex) -> None:
     facts = read_json(path / MANIFEST)
     about = {k: v for k, v in index.provenance.items() if k not in ("curve", "federation")}
     about["sha256"] = index.sha256
+    about["origin"] = index.origin
     facts |= {"encoder": index.provenance["encoder"], "index": about}
     write_text(path / MANIFEST, to_json(facts))
     index.save(path / INDEX)
+
+
+def cost_so_far(path: Path, records: Sequence[RoundRecord]) -> Cost:
+    """What the run in `path` took, whose rounds so far are `records`."""
+    return cost_of(records, read_json(path / MANIFEST)["index"])
 
 
 # ---- the records of rounds ------------------------------------------------------------------

@@ -1,14 +1,18 @@
 """The client index of a run: found or built in the run's directory before the first round."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from c2v_sim.config import RunConfig, index_settings
+from c2v_sim.data.federation import Federation
 from c2v_sim.index.build import index_embeddings, obtain_index
+from c2v_sim.index.client_index import BUILT, CACHE, ClientIndex
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings
+from c2v_sim.index.estimate import index_cost
 from c2v_sim.index.training import OnPoint
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.progress import IndexProgress
@@ -36,12 +40,34 @@ def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | No
         file = str(resumed / run_directory.INDEX)
     file = ranks.broadcast(file)
     if not file:
+        announce(federation, settings, config.data_dir)
         return index_embeddings(federation, settings, config.data_dir)
     index = obtain_index(federation, settings, file=file)
     if resumed is not None and (resumed / run_directory.INDEX).exists():
         check_index(resumed, index)
     simulator.use_index(index)
     return None
+
+
+def announce(federation: Federation, settings: IndexConfig, data_dir: Path | str) -> None:
+    """Say what an index will cost before it is paid, or that it is there already."""
+    cost = index_cost(federation, settings, data_dir)
+    say_index("in the cache" if cost is None else cost.words())
+
+
+def say_index(words: str) -> None:
+    print(f"client index: {words}", file=sys.stderr, flush=True)
+
+
+def say_origin(index: ClientIndex) -> None:
+    """What it took, and who paid it."""
+    took = "a time that was not recorded" if index.seconds is None else f"{index.seconds:.1f} s"
+    if index.origin == BUILT:
+        say_index(f"took {took}")
+    elif index.origin == CACHE:
+        say_index(f"from the cache; it took {took} when it was built")
+    else:
+        say_index(f"from a file; it took {took} when it was built")
 
 
 def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) -> None:
@@ -59,6 +85,7 @@ def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) 
                 on_point=on_point,
                 stop=simulator.stop,
             )
+        say_origin(index)
         simulator.use_index(index)
     if not ranks.is_first():
         return

@@ -15,7 +15,7 @@ from c2v_sim.index.checkpoint import Training
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES
 from c2v_sim.ops._dispatch import native_missing
-from c2v_sim.run.files import ACCURACIES
+from c2v_sim.run.files import ACCURACIES, cost_so_far
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks
@@ -149,7 +149,7 @@ def improved(simulator: Simulator) -> str:
 
 
 def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> None:
-    """On standard output: the accuracies of the best and of the last round."""
+    """On standard output: the accuracies of the best and of the last round, and what they took."""
     best, final = result.best, result.final
     dataset, config = simulator.federation.dataset, simulator.config
     print(f"\n{dataset.name}, {config.model}, {config.algorithm}, seed {config.seed}, {label}")
@@ -157,7 +157,8 @@ def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> 
     for name, words in ACCURACIES.items():
         at_best, at_end = percent(getattr(best, name)), percent(getattr(final, name))
         print(f"{words:<24}{at_best:>18}{at_end:>12}")
-    for line in filter(None, (few_tested(simulator), f"run directory: {out}")):
+    time_taken = f"time: {cost_so_far(out, result.records).words()}"
+    for line in filter(None, (few_tested(simulator), time_taken, f"run directory: {out}")):
         print(line)
 
 

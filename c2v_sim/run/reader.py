@@ -21,6 +21,7 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.files import JsonObject, read_json
+from c2v_sim.simulator.cost import Cost, cost_of
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.system.archive import read_npz
 from c2v_sim.system.errors import ERROR
@@ -70,8 +71,8 @@ class Run:
         return Result(self.records).evaluated
 
     @property
-    def seconds(self) -> float:
-        return sum(sum(r.seconds.values()) for r in self.records)
+    def cost(self) -> Cost:
+        return cost_of(self.records, self.manifest.get("index"))
 
     @property
     def encoder(self) -> str | None:

@@ -5,18 +5,30 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from c2v_sim.run.files import ACCURACIES, MODEL, PICTURE, RESULT, to_json, write_text
+from c2v_sim.config import RunConfig
+from c2v_sim.run.files import ACCURACIES, MODEL, PICTURE, RESULT, cost_so_far, to_json, write_text
+from c2v_sim.simulator.cost import Cost
 from c2v_sim.simulator.records import Result
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import tensor_file
 from c2v_sim.system.files import write_atomically
+from c2v_sim.system.text import percent
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+MINUS = "\N{MINUS SIGN}"
+DRAWN = ("accuracy", "accuracy_global", "accuracy_worst10")  # the main curve first
+MAIN_CURVE: dict[str, Any] = {"linewidth": 2.6, "zorder": 4}  # above all others
+OTHER_CURVE: dict[str, Any] = {"linewidth": 1.2, "zorder": 2, "alpha": 0.8}
+ORIGINAL_CURVE: dict[str, Any] = {
+    **{"label": f"{ACCURACIES[DRAWN[0]]}, original", "color": "0.25"},
+    **{"linestyle": "--", "linewidth": 1.8, "zorder": 3},
+}
 
 
 def write_results(path: Path, simulator: Simulator, result: Result) -> dict[str, OSError]:
@@ -26,8 +38,8 @@ def write_results(path: Path, simulator: Simulator, result: Result) -> dict[str,
     about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
     if simulator.client_accuracy is None:  # resumed after its last round
         simulator.evaluate()
-    text = to_json(summary(simulator, result))
-    picture = accuracy_figure(result, f"{dataset}, {simulator.config.algorithm}")
+    text = to_json(summary(simulator, result, cost_so_far(path, result.records)))
+    picture = accuracy_figure(result, figure_title(dataset, simulator.config))
     writers: dict[str, Callable[[Path], object]] = {
         MODEL: lambda file: tensor_file.save(file, simulator.global_model(), about),
         RESULT: lambda file: write_text(file, text),
@@ -42,7 +54,7 @@ def write_results(path: Path, simulator: Simulator, result: Result) -> dict[str,
     return failed
 
 
-def summary(simulator: Simulator, result: Result) -> dict[str, object]:
+def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, object]:
     best, final = result.best, result.final
     accuracies = simulator.client_accuracy
     return {
@@ -57,24 +69,48 @@ def summary(simulator: Simulator, result: Result) -> dict[str, object]:
         "final_accuracy_weighted": final.accuracy_weighted,
         "final_accuracy_worst10": final.accuracy_worst10,
         "final_accuracy_global": final.accuracy_global,
-        "seconds": round(sum(sum(r.seconds.values()) for r in result.records), 2),
+        "seconds": round(cost.total, 2),
+        "seconds_rounds": round(cost.rounds, 2),
+        "seconds_index": cost.index,
+        "index_origin": cost.origin,
         "final_client_accuracy": None
         if accuracies is None
         else [None if np.isnan(a) else round(float(a), 6) for a in accuracies],
     }
 
 
-def accuracy_figure(result: Result, title: str) -> Figure:
-    """The accuracy curve."""
+def figure_title(dataset: str, config: RunConfig) -> str:
+    """`shapes, cnn, fedavg + sampling, local, seed 0`."""
+    improved = f" + {', '.join(config.improve)}" if config.improve else ""
+    return f"{dataset}, {config.model}, {config.algorithm}{improved}, seed {config.seed}"
+
+
+def accuracy_figure(result: Result, title: str, original: Result | None = None) -> Figure:
+    """The accuracy curves, the main one on top; beside that of the `original`, with the gain."""
     from matplotlib.figure import Figure  # slow to import; no window system is touched
 
     figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
-    axes = figure.subplots()
-    rounds = [r.round for r in result.evaluated]
-    for name in ("accuracy", "accuracy_global", "accuracy_worst10"):
-        values = [100 * (getattr(r, name) or 0.0) for r in result.evaluated]
-        axes.plot(rounds, values, marker=".", label=ACCURACIES[name])
-    axes.set(title=title, xlabel="round", ylabel="test accuracy (%)", ylim=(0, 100))
+    axes, best = figure.subplots(), result.best
+    heading = f"{title}\nbest {percent(best.accuracy)} in round {best.round}"
+    for place, name in enumerate(DRAWN):
+        style = {"color": f"C{place}", "label": ACCURACIES[name], "marker": "."}
+        axes.plot(*points(result, name), **style, **(OTHER_CURVE if place else MAIN_CURVE))
+    if original is not None:
+        axes.plot(*points(original, DRAWN[0]), **ORIGINAL_CURVE)
+        gain = 100 * ((best.accuracy or 0.0) - (original.best.accuracy or 0.0))
+        heading += f"; gain over the original's best: {gain:+.2f} points".replace("-", MINUS)
+    axes.set_title(heading, fontsize=10, wrap=True)
+    axes.set(xlabel="round", ylabel="test accuracy (%)")
+    axes.margins(y=0.08)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, 0.0), min(high, 100.0))  # no room for what cannot be
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="best", fontsize=9)
     return figure
+
+
+def points(result: Result, name: str) -> tuple[list[int], list[float]]:
+    """Rounds and accuracies in %, where they are known."""
+    known = [(r.round, value) for r in result.evaluated if (value := getattr(r, name)) is not None]
+    return [t for t, _ in known], [100 * value for _, value in known]

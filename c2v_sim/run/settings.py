@@ -1,7 +1,8 @@
 """What the run command was told: its flags -> a RunConfig, checked.
 
 Settings come from a preset (`quick` unless told otherwise), then `--config FILE`, then flags; a
-resumed run has those that it began with.
+resumed run has those that it began with. The config.toml of a run lists every setting, so nothing
+of a preset is left where it is given.
 """
 
 import argparse
@@ -11,16 +12,17 @@ from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_conf
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.resume import check_rounds
-from c2v_sim.run.tensorboard import FOLDER
+from c2v_sim.run.tensorboard import FOLDER, summary_writer
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.ranks.torchrun import SECONDS
 from c2v_sim.system.settings import Affects, names_affecting
 
-ABOUT = """One federated run. Settings come from a preset (quick unless --preset or --config is
-given), then --config, then flags. The defaults shown are those of the preset quick; --print-config
-shows what is in force."""
-USAGE = "c2v_sim.run [--config FILE] [--out DIR | --resume DIR] [settings]"
+ABOUT = """One federated run. Settings come from a preset (quick unless --preset is given), then
+--config, then flags. The defaults shown are those of the preset quick; --print-config shows what is
+in force."""
+EXISTS = "--out {} exists and is never overwritten; name another, or --resume"
+USAGE = "c2v_sim.run [settings] [--beside-original] [--out DIR | --resume DIR]"
 
 
 def parser(everything: bool = False) -> argparse.ArgumentParser:
@@ -35,6 +37,11 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     out.add_argument("--print-config", action="store_true", help="show the settings and stop")
     out.add_argument("--out", type=Path, metavar="DIR", help="run directory; must not exist yet")
     out.add_argument("--resume", type=Path, metavar="DIR", help="go on with an interrupted run")
+    out.add_argument(
+        "--beside-original",
+        action="store_true",
+        help="train the plain algorithm as well, then compare: two runs in one directory",
+    )
     out.add_argument("--label", metavar="TEXT", help="what the outputs call these settings")
     out.add_argument(
         "--tensorboard",
@@ -62,8 +69,10 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def check_ranks(arguments: argparse.Namespace, started: int | None) -> None:
+def check_ranks(arguments: argparse.Namespace, started: int | None, *, paired: bool) -> None:
     """Refuse flags about ranks without effect; `started`: how many torchrun has started."""
+    if paired and (arguments.ranks or started or 1) > 1:
+        raise ConfigError("--beside-original runs on one rank; start the two runs by themselves")
     if arguments.ranks and started not in (None, arguments.ranks):
         raise ConfigError(
             f"--ranks {arguments.ranks}: torchrun has started {started} already; leave it out"
@@ -79,28 +88,47 @@ def check_ranks(arguments: argparse.Namespace, started: int | None) -> None:
 
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     """The configuration and a label that says where it came from."""
-    given = typed(arguments, FIELDS)
     if arguments.resume is not None:
-        return resumed_settings(arguments, given), "resumed"
+        return resumed_settings(arguments, arguments.resume), "resumed"
+    given = typed(arguments, FIELDS)
     in_file = read_toml(arguments.config) if arguments.config else {}
-    label = arguments.preset or ("" if arguments.config else PRESETS[0])
-    base = preset(label) if label else RunConfig()
-    label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
-    label = arguments.label or label
+    name = arguments.preset or PRESETS[0]
+    base = preset(name)
+    says_all = FIELDS.keys() <= in_file.keys()
+    parts = ["" if says_all else name, arguments.config and arguments.config.name]
+    label = arguments.label or " + ".join(filter(None, parts))
     config = make_config(in_file | given, base, flags=given)
     untouched = make_config(in_file, base)
     changed = [k for k in given if given[k] != getattr(untouched, k) and not FIELDS[k].free]
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
 
 
-def resumed_settings(arguments: argparse.Namespace, given: dict[str, object]) -> RunConfig:
-    """The settings of the run in --resume; other ones are refused by name."""
-    file = arguments.resume / run_directory.CONFIG
+def resumed_settings(
+    arguments: argparse.Namespace, folder: Path, *, of_pair: bool = False
+) -> RunConfig:
+    """The settings of the run in `folder`; other ones are refused by name.
+
+    of_pair: what was typed is for another run too, and may be without effect here.
+    """
+    file = folder / run_directory.CONFIG
     if not file.is_file():
-        raise ConfigError(f"--resume {file.parent}: no run directory ({file.name} is not there)")
-    saved = saved_config(file)
-    wanted = make_config(given, saved)
+        raise ConfigError(f"--resume {folder}: no run directory ({file.name} is not there)")
+    given, saved = typed(arguments, FIELDS), saved_config(file)
+    wanted = make_config(given, saved, shared=given if of_pair else ())
     length = names_affecting(RunConfig, Affects.LENGTH)  # nothing before depends on it
     check_resume(arguments, (saved, wanted), without=("preset", "config", "out"), but=length)
-    check_rounds(file.parent, saved, wanted)
+    check_rounds(folder, saved, wanted)
     return wanted
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that are no settings where they cannot be had."""
+    out, resumed = arguments.out, arguments.resume
+    if arguments.tensorboard:
+        summary_writer()  # refused here where the package is missing
+    if out is not None and out.exists():
+        raise ConfigError(EXISTS.format(out))
+    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
+        raise ConfigError(
+            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
+        )

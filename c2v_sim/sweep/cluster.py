@@ -111,7 +111,7 @@ def exit_code(ray: Any, reference: Any, job: Job) -> int:
 def facts(job: Job) -> tuple:
     """The arguments of run_process, in types of Python's own."""
     names = ("C2V_DATA", "PYTHONPATH")
-    environment = job.environment | {n: os.environ[n] for n in names if n in os.environ}
+    environment = {n: os.environ[n] for n in names if n in os.environ}
     folder = None if job.folder is None else str(job.folder.resolve())
     return job.command, job.command_again, folder, str(job.log.resolve()), environment, os.getcwd()
 
@@ -135,7 +135,7 @@ def run_process(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
-            env=environment | dict(os.environ) | environment,
+            env=os.environ | environment,
             cwd=where if os.path.isdir(where) else None,
             start_new_session=True,
             preexec_fn=(lambda: die_with(parent)) if sys.platform == "linux" else None,

@@ -12,7 +12,7 @@
     seed = [0, 1, 2]
 
     [axes.case]                           # ... or choices with names, each some settings
-    original = {}
+    original = { improve = [] }
     "glob_0.1" = { improve = ["sampling"], tau = 0.1 }
 
     [[skip]]                              # cells to leave out: those with all of these labels
@@ -24,6 +24,9 @@
     reference = "paper/tau"               # the sweep of its settings: what differs is said
     rows = ["algorithm"]
     columns = "case"
+
+A preset lets the client index improve something, as the run command does: there a cell with the
+algorithm as it is says so, `original = { improve = [] }`. RunConfig's defaults improve nothing.
 
 A base setting that some cells have no use for goes back to its default there; one that no cell
 uses, or that an axis sets, is refused, as is everything else that the run command would refuse.
@@ -44,6 +47,7 @@ from c2v_sim.run.reader import run_state
 from c2v_sim.sweep.shipped import shipped_sweeps, shipped_text
 from c2v_sim.sweep.tables.layout import Table, make_table
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.settings import as_value
 
 SWEEP = "sweep.toml"  # in the sweep's directory
 SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
@@ -199,8 +203,7 @@ def check_base(base: Settings, axes: Axes, cells: list[Cell]) -> None:
         for axis, of_axis in axes.items():
             if all(key in choice for choice in of_axis.values()):
                 raise ConfigError(f"{setting}: axis {axis} sets it; --only chooses among cells")
-        given = tuple(value) if isinstance(value, list) else value
-        if all(getattr(cell.config, key) != given for cell in cells):
+        if all(getattr(cell.config, key) != as_value(FIELDS[key], value) for cell in cells):
             raise ConfigError(f"{setting}: no cell has a use for it")
 
 

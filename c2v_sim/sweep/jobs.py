@@ -24,9 +24,6 @@ from c2v_sim.system.interrupt import Interrupt
 SECONDS_BETWEEN_CHECKS = 0.2
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
-# Threads that wait for one another by spinning make a training on two threads twice as slow as soon
-# as somebody else wants a core; sleeping costs 7 % on a quiet machine (bench/waiting_threads.py).
-SLEEP_WHILE_WAITING = {"OMP_WAIT_POLICY": "passive"}
 
 
 def python() -> list[str]:
@@ -48,7 +45,6 @@ class Job:
     gpus: int = 0
     folder: Path | None = None  # where it works; once that is there, it goes on by `command_again`
     command_again: list[str] = field(default_factory=list)
-    environment: dict[str, str] = field(default_factory=dict)  # unless the user's has them
     started: float = 0.0
     peak: int = 0  # bytes of memory, seen
     process: subprocess.Popen | None = field(default=None, repr=False)
@@ -65,7 +61,6 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=self.environment | os.environ,
                 start_new_session=True,
                 preexec_fn=(lambda: die_with(parent)) if LIBC else None,
             )

@@ -1,4 +1,4 @@
-"""What a step costs here and now: short real trainings of a few clients, and of a few pairs.
+"""What a step of a run costs here and now: a short real training of a few clients.
 
 A run is measured by two rounds of a small federation, one client per lane with two batches of
 samples, as many lanes as there will be cells side by side, so that what they take from one another
@@ -6,25 +6,19 @@ is in the measurement.
 """
 
 import dataclasses
-import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from c2v_sim.config import RunConfig
-from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.partition import Partition
-from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.client_index import ClientIndex, federation_facts
-from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.encoder import WIDTH
-from c2v_sim.index.training import Pairs, train_network
 from c2v_sim.simulator.build import trains_stacked
 from c2v_sim.simulator.evaluation import BATCH
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system.machine import choose_device
 from c2v_sim.training.sampling import cohort_size
 
 
@@ -81,18 +75,7 @@ def few_clients(federation: Federation, count: int, most: int, tests: int) -> Fe
     train = tuple(federation.partition.train[i][:most] for i in largest)
     tests = min(tests, len(federation.dataset.y_test))
     test = tuple(np.array_split(np.arange(tests), count))
-    return Federation(cut(federation.dataset, "test", tests), Partition(train, test, "a probe"))
-
-
-def cut(dataset: Dataset, split: str, size: int) -> Dataset:
-    """The first `size` samples of a split."""
-    new = {}
-    for name in (f"{part}_{split}" for part in ("x", "y", "domain", "client")):
-        array = getattr(dataset, name)
-        if array is not None:
-            windows = isinstance(array, Windows)
-            new[name] = array.take(torch.arange(size)) if windows else array[:size]
-    return dataclasses.replace(dataset, **new)
+    return Federation(federation.dataset.first("test", tests), Partition(train, test, "a probe"))
 
 
 def made_up_index(federation: Federation, simulator: Simulator) -> ClientIndex:
@@ -108,22 +91,3 @@ def made_up_index(federation: Federation, simulator: Simulator) -> ClientIndex:
         domains=None,
         provenance={"federation": federation_facts(federation)},
     )
-
-
-def pair_seconds(settings: IndexConfig) -> float:
-    """Seconds that DSA-IGN takes for a pair, from two points of a training with random pairs."""
-    clients, each = 4, settings.batch_size
-    random = torch.Generator().manual_seed(0)
-    images, labels = (torch.randn(n, WIDTH, generator=random) for n in (clients * each, 10))
-    y = torch.arange(clients * each) % 10
-    pairs = Pairs(images, labels, y, choose_device(settings.device))
-    train = tuple(np.split(np.arange(clients * each), clients))
-    partition = Partition(train, tuple(np.arange(0) for _ in train), "a probe")
-    few = dataclasses.replace(
-        settings, epochs=2, local_epochs=1, participation=1.0, upload=each, lanes=0
-    )
-    clock: list[float] = []
-    train_network(
-        pairs, partition, few, on_point=lambda training: clock.append(time.perf_counter())
-    )
-    return (clock[1] - clock[0]) / (clients * each)

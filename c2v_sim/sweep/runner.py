@@ -13,7 +13,7 @@ from c2v_sim.run.files import CONFIG, INDEX, RESULT, to_json, write_text
 from c2v_sim.run.index import SETTINGS, directory_settings
 from c2v_sim.run.reader import failure_file, reason
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
-from c2v_sim.sweep.jobs import SLEEP_WHILE_WAITING, Job, python, run_jobs, shares_of
+from c2v_sim.sweep.jobs import Job, python, run_jobs, shares_of
 from c2v_sim.sweep.progress import SweepProgress
 from c2v_sim.sweep.shards import SHARED, Shard, one_at_a_time
 from c2v_sim.system.interrupt import Interrupt
@@ -206,7 +206,7 @@ class Runner:
             write_text(folder / SETTINGS, to_json(settings))
         command = [*PYTHON, "c2v_sim.index", "--resume", str(folder)]
         log = folder.with_suffix(".log")
-        return Job(key, command, log, about=using, environment=SLEEP_WHILE_WAITING)
+        return Job(key, command, log, about=using)
 
     def _mark_failed(self, cell: Cell, job: Job, code: int) -> None:
         tail = job.tail()

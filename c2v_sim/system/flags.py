@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from c2v_sim.system.errors import ConfigError
-from c2v_sim.system.settings import Setting, changes, several, unmet_need
+from c2v_sim.system.settings import NONE, Setting, as_tuple, changes, several, unmet_need
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -67,7 +67,8 @@ def add_flag(group: argparse._ArgumentGroup, setting: Setting, text: str) -> Non
     if setting.type is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
         return
-    common |= {"choices": setting.choices}
+    or_none = (NONE,) if setting.type == LIST else ()
+    common |= {"choices": setting.choices and (*setting.choices, *or_none)}
     common |= {"metavar": "NAME" if setting.choices else METAVARS.get(setting.type, "TEXT")}
     if setting.type == LIST:
         group.add_argument(flag, nargs="*", **common)
@@ -79,7 +80,7 @@ def help_text(setting: Setting, defaults: Mapping[str, object]) -> str:
     """What a setting is, what it may be, what it needs beyond the defaults, and its own."""
     default, need = defaults[setting.name], unmet_need(setting, defaults.get)
     names = f": {', '.join(setting.choices)}" if setting.choices else ""
-    value = " ".join(map(str, several(default))) or ("none" if setting.type == LIST else "")
+    value = " ".join(map(str, several(default))) or (NONE if setting.type == LIST else "")
     if isinstance(default, bool):
         value = "yes" if default else "no"
     if need is not None and len(need[1]) == 1:
@@ -98,7 +99,7 @@ def typed(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, obje
     """Those of the settings `names` that were given as flags."""
     given = {name: getattr(arguments, name) for name in names}
     values = {name: value for name, value in given.items() if value is not None}
-    return {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
+    return {name: as_tuple(v) if isinstance(v, list) else v for name, v in values.items()}
 
 
 def check_resume(

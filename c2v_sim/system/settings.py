@@ -51,6 +51,7 @@ class Affects(Flag):
 
 
 NOTHING_MORE = Affects(0)
+NONE = "none"  # an empty list, in words
 REPORT, PAPER = "report", "paper"  # of runs; of what differs from the paper
 POSITIVE: dict[str, Any] = {"above": 0.0, "below": math.inf}
 SEEDS: dict[str, Any] = {"least": 0, "most": 2**64 - 1}  # torch's generators take no more
@@ -223,8 +224,19 @@ def overlay(base: Config, given: Mapping[str, object]) -> Config:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"unknown setting {key!r}; {hint}Known: {', '.join(known)}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    return dataclasses.replace(base, **values)
+    return dataclasses.replace(base, **{k: as_value(known[k], v) for k, v in given.items()})
+
+
+def as_value(setting: Setting, value: object) -> object:
+    """What a TOML file says, as a field has it: a list is a tuple, none an empty one."""
+    wanted = setting.type == tuple[str, ...] and (isinstance(value, list) or value == NONE)
+    return as_tuple(several(value)) if wanted else value
+
+
+def as_tuple(items: Iterable[object]) -> tuple[object, ...]:
+    """The items of a list; `none` alone stands for no item."""
+    given = tuple(items)
+    return () if given == (NONE,) else given
 
 
 def without_idle(

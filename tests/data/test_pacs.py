@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from plain_run import PLAIN
 from real_data import real_data_dir
 
 from c2v_sim.data.dataset import content_hash
@@ -273,7 +274,8 @@ def test_a_run_by_domain(tiny, tmp_path):
     write_npz(tiny, tmp_path)
     out = tmp_path / "run"
     flags = ["--data-dir", str(tmp_path), "--clients-per-domain", "2", "--rounds", "1"]
-    flags += ["--participation", "0.5", "--local-epochs", "1", "--batch-size", "16", "--out"]
+    flags += ["--participation", "0.5", "--local-epochs", "1", "--batch-size", "16"]
+    flags += [*PLAIN, "--out"]
     assert run.main([*BY_DOMAIN, *flags, str(out)]) == 0
     assert '"pacs"' in (out / "manifest.json").read_text()
 

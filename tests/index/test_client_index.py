@@ -30,13 +30,13 @@ def made():
 def test_the_vectors_are_means_over_the_clients_samples(made):
     federation, images, labels, index = made
     pairs = Pairs(images, labels, federation.dataset.y_train, torch.device("cpu"))
-    network, curve = train_network(pairs, federation.partition, TINY)
+    network, training = train_network(pairs, federation.partition, TINY)
     for i, ids in enumerate(federation.partition.train):
         u = network.encode(images[ids])[:, 512:].detach()
         torch.testing.assert_close(index.feature[i], u.mean(0), atol=1e-5, rtol=1e-4)
         of_labels = labels[federation.dataset.y_train[ids]].mean(0)
         torch.testing.assert_close(index.label[i], of_labels, atol=1e-6, rtol=1e-5)
-    assert index.provenance["curve"] == curve
+    assert index.provenance["curve"] == training.curve
     assert index.sizes.tolist() == [20] * 12
     assert index.domains.tolist() == sorted([*range(6), *range(6)])
 

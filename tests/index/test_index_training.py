@@ -39,8 +39,8 @@ def data():
 
 def train(data, config, **options):
     federation, pairs = data
-    network, curve = train_network(pairs, federation.partition, config, **options)
-    return network.state_dict(), curve
+    network, training = train_network(pairs, federation.partition, config, **options)
+    return network.state_dict(), training.curve
 
 
 def same_bits(a, b):

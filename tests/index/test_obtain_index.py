@@ -75,6 +75,7 @@ def test_a_file_is_taken_as_it_is_or_refused(made, tmp_path):
     expected.save(tmp_path / "mine.safetensors")
     found = obtain_index(federation, IndexConfig(seed=9), file=tmp_path / "mine.safetensors")
     assert same(found, expected)
+    assert (expected.origin, found.origin) == ("built", "file")
     other = planted(clients_per_domain=1, samples=10, classes=4, seed=1)[0]
     with pytest.raises(ValueError, match="another federation"):
         obtain_index(other, TINY, file=tmp_path / "mine.safetensors")
@@ -89,13 +90,17 @@ def test_stopped_and_gone_on_with(made, tmp_path):
             federation, TINY, **options, checkpoint=file, on_point=lambda _: stop.set(), stop=stop
         )
     assert not (tmp_path / "indices").exists()
+    with safe_open(str(file), framework="pt") as saved:
+        before = float(saved.metadata()["seconds"])
     points = []
     found = obtain_index(
         federation, TINY, **options, checkpoint=file, on_point=lambda t: points.append(len(t.curve))
     )
     assert points == [2]
     assert same(found, expected)
-    assert found.provenance["seconds"] is None
+    assert found.provenance["stages"]["train"] >= round(before, 2)  # over both parts
+    assert found.provenance["stages"]["embed"] is None  # nobody knows what given ones took
+    assert found.seconds is None
 
 
 def test_a_kind_of_ones_own_is_one_entry(made, tmp_path, monkeypatch):

@@ -146,11 +146,42 @@ def test_means_are_of_the_finished_seeds_and_say_how_many(failed_cells, tmp_path
     best = [max(100 * r.accuracy for r in one.evaluated) for one in finished]
     assert plain["best"] == f"{np.mean(best):.1f} ± {np.std(best):.1f} % (2 of 5 seeds)"
     assert plain["seed(s)"] == "0, 1; unfinished: 2; failed: 3, 4"
-    assert plain["seconds per run"] == f"{np.mean([one.seconds for one in finished]):.1f}"
+    assert plain["seconds per run"] == f"{np.mean([one.cost.total for one in finished]):.1f}"
     assert steered["best"].endswith(" % (2 of 3 seeds)")
     assert steered["seed(s)"] == "0, 1; failed: 2"  # one experiment, though it has no index
     assert (feddyn["best"], feddyn["seed(s)"], feddyn["rounds"]) == ("–", "failed: 0", "–")
     assert len(data["groups"]) == 3  # an experiment that never began has no curve
+
+
+def test_the_gain_over_the_original_is_taken_seed_by_seed(failed_cells, tmp_path):
+    page = report.make_report([failed_cells], tmp_path / "report.html")
+    data = embedded(page)
+    head = data["summary"]["head"]
+    rows = {row[0]: dict(zip(head, row, strict=True)) for row in data["summary"]["rows"]}
+    best = {
+        name: 100 * max(r.accuracy for r in read_run(failed_cells / name).evaluated)
+        for name in ("plain-0", "plain-1", "steered-0", "steered-1")
+    }
+    each = [best[f"steered-{seed}"] - best[f"plain-{seed}"] for seed in (0, 1)]
+    (steered,) = (row for name, row in rows.items() if name.startswith("fedavg + Client2Vec"))
+    wanted = f"{np.mean(each):+.1f} ± {np.std(each):.1f}".replace("-", "−")
+    assert steered["gain (points)"] == wanted
+    others = [row["gain (points)"] for row in rows.values() if row is not steered]
+    assert set(others) == {"–"}
+    assert f"{wanted} points over fedavg" in data["gains"]
+    assert "(mean of 2 seeds)" in data["gains"]
+
+
+def test_one_run_has_no_gain_and_names_model_seed_and_improvements(report_runs, tmp_path):
+    page = report.make_report([report_runs / "steered-1"], tmp_path / "report.html")
+    data = embedded(page)
+    run = read_run(report_runs / "steered-1")
+    assert data["gains"] == ""
+    assert "gain (points)" not in data["summary"]["head"]
+    title = re.search("<title>(.*)</title>", page.read_text())[1]
+    named = f"{run.manifest['data']['name']}, {run.config['model']}: fedavg + Client2Vec, seed 1"
+    assert title == named
+    assert data["groups"][0]["seconds"]["index"] == pytest.approx(run.cost.index or 0.0)
 
 
 def test_numbers_without_a_finished_seed_are_so_far(failed_cells, tmp_path):
@@ -168,7 +199,7 @@ def test_a_failed_cell_with_a_result_is_failed_as_in_the_tables(failed_cells, tm
     shutil.copy(cells / "plain-3.failed", cells / "plain-0.failed")
     data = embedded(report.make_report([cells], tmp_path / "report.html"))
     (row,) = (row for row in data["summary"]["rows"] if row[0].startswith("fedavg; by-domain"))
-    assert row[3] == "1; unfinished: 2; failed: 0, 3, 4"
+    assert row[4] == "1; unfinished: 2; failed: 0, 3, 4"  # after the gain
     assert "(1 of 5 seeds)" in row[1]
 
 

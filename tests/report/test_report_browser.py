@@ -100,6 +100,19 @@ def test_every_figure_of_one_run_is_drawn(browser, report_runs, tmp_path, width,
     opened.close()
 
 
+def test_of_two_runs_both_cohorts_and_the_index_are_there_at_once(browser, report_runs, tmp_path):
+    paths = [report_runs / name for name in ("plain-0", "steered-0")]
+    opened = Opened(browser, report.make_report(paths, tmp_path / "report.html"))
+    marks = opened.marks()
+    assert marks.keys() >= {"curves", "timeline-0", "timeline-1", "index", "groups"}
+    assert marks["timeline-0"] == marks["timeline-1"] == 4 * 4  # rounds × cohort
+    assert marks["curves"] == 2 * (1 + 4)  # a line a run, and a dot a round
+    titles = opened.page.locator("#two h3").all_text_contents()
+    assert titles == ["fedavg, seed 0", "fedavg + Client2Vec, seed 0"]
+    assert opened.page.locator("#facts").text_content().startswith("steered-0")
+    opened.close()
+
+
 def test_headings_are_in_order_and_controls_have_names(browser, report_of_many):
     opened = Opened(browser, report_of_many)
     levels = [

@@ -1,4 +1,4 @@
-"""kill -9 at 24 points, and every resume ends in the bits of the run that nobody killed."""
+"""kill -9 at 28 points, and every resume ends in the bits of the run that nobody killed."""
 
 import json
 import os
@@ -25,16 +25,17 @@ def results(tmp_path_factory):
 
 def test_the_points_are_of_every_kind(results):
     kinds = {(c["command"], p[0]) for c in results["cases"].values() for p in c["points"]}
-    assert len(results["cases"]) == 24
+    assert len(results["cases"]) == 28
     assert kinds == {
         *(("run", kind) for kind in ("file", "client", "evaluate", "evaluated", "time")),
         *(("index", kind) for kind in ("file", "step", "save", "saved")),
         *(("improved", kind) for kind in ("file", "step", "saved", "client")),
+        *(("pair", kind) for kind in ("file", "step", "evaluated", "client")),
     }
     assert results["counts"]["run"]["file"] > 60
 
 
-@pytest.mark.parametrize("number", range(24))
+@pytest.mark.parametrize("number", range(28))
 def test_a_killed_process_leaves_nothing_that_shows(results, number):
     name, case = list(results["cases"].items())[number]
     assert case["statuses"] == [-9] * len(case["points"]), f"{name}\n{case['log']}"

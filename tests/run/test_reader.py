@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from plain_run import PLAIN
 
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.files import count_rounds
@@ -16,7 +17,7 @@ TINY = "--model linear --train-size 240 --test-size 120 --clients 6 --participat
 def finished(tmp_path, monkeypatch):
     monkeypatch.setenv("C2V_DATA", str(tmp_path / "data"))
     out = tmp_path / "done"
-    assert run.main([*TINY.split(), "--local-epochs", "1", "--out", str(out)]) == 0
+    assert run.main([*TINY.split(), "--local-epochs", "1", *PLAIN, "--out", str(out)]) == 0
     return out
 
 
@@ -27,7 +28,9 @@ def test_everything_that_a_run_left_is_read(finished):
     assert saved.manifest["data"]["name"] == "shapes"
     assert [r.round for r in saved.records] == [1, 2]
     assert saved.result["best_accuracy"] == max(r.accuracy for r in saved.evaluated)
-    assert saved.seconds == sum(sum(r.seconds.values()) for r in saved.records)
+    assert saved.cost.total == sum(sum(r.seconds.values()) for r in saved.records)
+    assert saved.result["seconds"] == saved.result["seconds_rounds"] == round(saved.cost.total, 2)
+    assert (saved.result["seconds_index"], saved.result["index_origin"]) == (0.0, None)
     assert saved.clients.sizes.sum() == 240
     assert np.array_equal(saved.clients.label_counts.sum(1), saved.clients.sizes)
     assert saved.index is None

@@ -11,6 +11,7 @@ from c2v_sim.simulator.records import RoundRecord
 
 TINY = "--model linear --train-size 240 --test-size 120 --partition by-domain --rounds 5"
 TINY += " --clients-per-domain 2 --participation 0.25 --local-epochs 1 --checkpoint-every 2"
+TINY += " --improve none"
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,6 @@
 """The command, as a user types it: in a process of its own where signals and exit codes matter."""
 
+import dataclasses
 import json
 import os
 import re
@@ -8,10 +9,12 @@ import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+from plain_run import PLAIN
 from safetensors.torch import load_file
 
 from c2v_sim.config import make_config, read_toml
@@ -19,9 +22,11 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import build_model
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.build import new_path
+from c2v_sim.run.presets import preset
+from c2v_sim.run.settings import settings_of
 
 TINY = ["--train-size", "400", "--test-size", "100", "--clients", "8", "--participation", "0.25"]
-TINY += ["--rounds", "3", "--local-epochs", "1", "--batch-size", "16"]
+TINY += ["--rounds", "3", "--local-epochs", "1", "--batch-size", "16", *PLAIN]
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +132,37 @@ def test_print_config_is_a_config(tmp_path, capsys):
     assert (config.model, config.rounds) == ("resnet18", 7)
 
 
+def test_a_config_changes_the_preset_that_the_help_shows(tmp_path, capsys):
+    """Whether a setting is in a file or typed, the others are those of --help."""
+    file = tmp_path / "mine.toml"
+    file.write_text('rounds = 7\nimprove = "none"\n')
+    assert run.main(["--config", str(file), "--print-config"]) == 0
+    by_file = capsys.readouterr().out
+    assert run.main(["--rounds", "7", "--improve", "none", "--print-config"]) == 0
+    assert capsys.readouterr().out == by_file
+    assert make_config(tomllib.loads(by_file)).lr == preset("quick").lr
+    file.write_text("rounds = 7\n")
+    assert run.main(["--preset", "paper", "--config", str(file), "--print-config"]) == 0
+    paper = make_config(tomllib.loads(capsys.readouterr().out))
+    assert paper == dataclasses.replace(preset("paper"), rounds=7)
+
+
+def test_the_label_says_what_the_settings_came_from(finished, tmp_path):
+    """A saved config.toml lists every setting: nothing of a preset is left."""
+    some = tmp_path / "some.toml"
+    some.write_text("rounds = 7\n")
+    labels = {
+        "quick": [],
+        "paper": ["--preset", "paper"],
+        "quick + some.toml": ["--config", str(some)],
+        "paper + some.toml": ["--config", str(some), "--preset", "paper"],
+        "quick + some.toml, changed: lr": ["--config", str(some), "--lr", "0.2"],
+        "config.toml": ["--config", str(finished[0] / "config.toml")],
+    }
+    for label, flags in labels.items():
+        assert settings_of(run.parser().parse_args(flags))[1] == label
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -135,7 +171,7 @@ def test_print_config_is_a_config(tmp_path, capsys):
         (["--alpha", "0.1", "--partition", "iid"], "alpha = 0.1 has no effect"),
         (["--config", "absent.toml"], "cannot read the configuration absent.toml"),
         (["--resume", "absent"], "no run directory"),
-        (["--index", "feature-average"], "index = feature-average has no effect"),
+        (["--index", "feature-average", *PLAIN], "index = feature-average has no effect"),
         (["--partition", "by-domain", *TINY], "domains"),
         (["--device", "cuda", *TINY], "no CUDA device"),
     ],
@@ -200,7 +236,7 @@ def test_clients_per_domain_sets_the_number_of_clients(tmp_path):
         "--local-epochs",
         "1",
     ]
-    flags += ["--train-size", "240", "--test-size", "120", "--model", "linear"]
+    flags += ["--train-size", "240", "--test-size", "120", "--model", "linear", *PLAIN]
     assert run.main([*flags, "--out", str(out)]) == 0
     assert len(rounds_of(out)[0]["accuracy_domains"]) == 6
     assert json.loads((out / "manifest.json").read_text())["partition"]["clients"] == 12

@@ -46,18 +46,30 @@ def test_the_index_is_kept_with_the_run_and_in_its_manifest(first):
     assert facts["index"]["settings"]["epochs"] == 2
     assert facts["improve"] == ["sampling", "aggregation", "local"]
     assert not list(first.glob("index_training*"))
+    result = json.loads((first / run_directory.RESULT).read_text())
+    assert result["seconds_index"] == facts["index"]["seconds"] == index.seconds > 0
+    assert result["index_origin"] == facts["index"]["origin"] == "built"
+    both = result["seconds_index"] + result["seconds_rounds"]
+    assert result["seconds"] == pytest.approx(both, abs=0.011)  # rounded
     records, model = outcome(first)
     assert len(records[0]["scores"]) == len(records[0]["history"]) == 8
     assert "c2v_projection.weight" in model
 
 
 def test_a_cached_index_gives_the_same_bits_and_is_not_trained_again(
-    first, data, tmp_path, monkeypatch
+    first, data, tmp_path, monkeypatch, capfd
 ):
     monkeypatch.setattr("c2v_sim.index.build.build_index", None)  # would fail if it were called
     out = tmp_path / "second"
     assert main([*SMALL, "--data-dir", str(data), "--out", str(out)]) == 0
     assert outcome(out) == outcome(first)
+    before, now = (json.loads((d / run_directory.RESULT).read_text()) for d in (first, out))
+    assert now["seconds_index"] == before["seconds_index"]
+    assert now["index_origin"] == "cache"
+    said = capfd.readouterr()
+    assert "client index: in the cache" in said.err
+    cost = f"client index {now['seconds_index']:.1f} s (taken from the cache; it took this when"
+    assert cost in said.out
 
 
 def test_a_damaged_cached_index_is_built_anew(first, data, tmp_path, capfd):

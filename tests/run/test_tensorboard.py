@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from plain_run import PLAIN
 
 from c2v_sim.run import __main__ as run
 
@@ -15,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 TINY = "--model linear --train-size 240 --test-size 120 --partition by-domain --rounds 6"
 TINY += " --clients-per-domain 2 --participation 0.25 --local-epochs 1 --checkpoint-every 2"
-TINY = TINY.split()
+TINY = [*TINY.split(), *PLAIN]
 
 
 @pytest.fixture(autouse=True)

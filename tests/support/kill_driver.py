@@ -20,10 +20,12 @@ import sys
 import time
 from pathlib import Path
 
+import altair  # noqa: F401
 import matplotlib.figure  # noqa: F401  (imported here, so that no run has to)
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from c2v_sim.beside.pair import HALVES, is_pair
 from c2v_sim.data.load import default_data_dir
 from c2v_sim.index import __main__ as index
 from c2v_sim.index import checkpoint as index_checkpoint
@@ -41,10 +43,12 @@ INDEX += " --hidden 32 --threads 1 --batch-size 64"
 # Client state, and a client index that is built inside the run.
 IMPROVED = RUN.replace("--rounds 12", "--rounds 6") + " --algorithm feddyn --index-epochs 2"
 IMPROVED += " --improve sampling aggregation local --index-dropout 0"
+PAIR = f"{IMPROVED} --index-hidden 32 --rounds 4 --beside-original"
 COMMANDS = {
-    "run": (run.main, RUN.split()),
+    "run": (run.main, [*RUN.split(), "--improve", "none"]),
     "index": (index.main, INDEX.split()),
     "improved": (run.main, IMPROVED.split()),
+    "pair": (run.main, PAIR.split()),
 }
 FILE_EVENTS = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.listdir"}
 
@@ -142,12 +146,15 @@ def without_seconds(texts: dict) -> dict:
     if "provenance" not in texts:
         return texts
     about = json.loads(texts["provenance"])
-    about.pop("seconds")
+    del about["seconds"], about["stages"]
     return texts | {"provenance": about}
 
 
 def bits(out: Path) -> dict:
     """Everything in the directory that must be the same, the clock left out."""
+    if is_pair(out):
+        found = {half: bits(out / half) for half in HALVES}
+        return found | {"files": sorted(p.name for p in out.iterdir())}
 
     def sha256(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
@@ -166,7 +173,8 @@ def bits(out: Path) -> dict:
         found["records"] = [{k: v for k, v in r.items() if k != "seconds"} for r in records]
     if (out / "result.json").exists():
         result = json.loads((out / "result.json").read_text())
-        found["result"] = {k: v for k, v in result.items() if k != "seconds"}
+        result.pop("index_origin")  # a kill after the index was cached: found there
+        found["result"] = {k: v for k, v in result.items() if "seconds" not in k}
     kept = sorted((out / "checkpoints").glob("*"))
     for path in kept[-1:]:  # the one before may be of an interruption's round
         found[path.name] = {p.name: sha256(p) for p in path.glob("*.safetensors")}
@@ -201,6 +209,14 @@ def cases(counts: dict[str, dict[str, int]]) -> dict[str, tuple[str, list[tuple]
         add("index", kind)
     for kind in ("file", "step", "saved", "client"):
         add("improved", kind)
+    clients = counts["pair"]["client"]  # of both runs
+    for points in (
+        [("client", clients // 4)],  # in the original
+        [("client", 3 * clients // 4)],  # in the improved one
+        [("evaluated", 4), ("step", 2), ("file", 40)],  # between the two, in the index, in a resume
+    ):
+        chosen[f"{len(chosen)} pair {points}"] = ("pair", points)
+    add("pair", "file")
     return chosen
 
 

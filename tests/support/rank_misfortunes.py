@@ -23,7 +23,7 @@ from c2v_sim.system import ranks
 
 RUN = "--model linear --train-size 400 --test-size 100 --clients 8 --participation 0.5 --rounds 4"
 RUN += " --local-epochs 1 --batch-size 16 --lanes 1 --checkpoint-every 2 --algorithm feddyn"
-RUN += " --rank-timeout 60"
+RUN += " --rank-timeout 60 --improve none"
 Hook = Callable[[], None]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from plain_run import PLAIN
 
 from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.index.client_index import ClientIndex
@@ -21,14 +22,15 @@ ALGORITHMS = ("fedavg", "feddyn", "moon", "fedprox", "fedlc")
 TINY = ["--train-size", "600", "--test-size", "200", "--local-epochs", "1", "--batch-size", "16"]
 DOMAINS = ["--partition", "by-domain", "--clients-per-domain", "2", "--model", "linear"]
 DOMAINS += ["--participation", "0.4", "--rounds", "4"]
+MLP = ["--clients", "12", "--model", "mlp", "--participation", "0.25", "--rounds", "3"]
 STEERED = ["--improve", "sampling", "aggregation", "local", "--index-epochs", "1"]
 STEERED += ["--index-dropout", "0", "--index-max-samples", "10"]
 RUNS = {
     "steered-0": [*DOMAINS, *STEERED, "--seed", "0"],
     "steered-1": [*DOMAINS, *STEERED, "--seed", "1"],
-    "plain-0": [*DOMAINS, "--seed", "0"],
-    "plain-1": [*DOMAINS, "--seed", "1"],
-    "mlp": ["--clients", "12", "--model", "mlp", "--participation", "0.25", "--rounds", "3"],
+    "plain-0": [*DOMAINS, *PLAIN, "--seed", "0"],
+    "plain-1": [*DOMAINS, *PLAIN, "--seed", "1"],
+    "mlp": [*MLP, *PLAIN],
 }
 NOT_FINITE = "round 3, client 5: the model is not finite"
 NO_INDEX = "the index could not be built: no space left on device"

@@ -26,7 +26,7 @@ algorithm = ["fedavg", "moon"]
 seed = [0, 1]
 
 [axes.case]
-original = {}
+original = { improve = [] }
 "glob 0.1/x" = { improve = ["sampling"], tau = 0.1 }
 all = { improve = ["sampling", "local"], local_weight = 2.0 }
 

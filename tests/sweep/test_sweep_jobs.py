@@ -65,14 +65,6 @@ def test_the_last_jobs_share_the_places_that_nobody_else_fills():
     assert shares_of(0, at_once=2, places=2) == []
 
 
-def test_an_environment_is_given_where_the_users_own_does_not_say(tmp_path, monkeypatch):
-    monkeypatch.setenv("TAKEN", "mine")
-    code = "import os; print(os.environ['TAKEN'], os.environ['FREE'])"
-    a = job(tmp_path, "a", code, environment={"TAKEN": "yours", "FREE": "given"})
-    run_jobs([a], 1, interrupt(), ended=lambda job, code: None)
-    assert a.tail(1) == ["mine given"]
-
-
 @pytest.mark.parametrize(
     ("code", "log", "said"),
     [

@@ -75,6 +75,7 @@ def test_only_what_was_typed_is_a_setting():
     given = {"guests": ("Ada", "Bob"), "salted": False, "ovens": 0}
     assert typed(read, facts_of(Baking)) == given
     assert typed(parser().parse_args(["--guests"]), facts_of(Baking)) == {"guests": ()}
+    assert typed(parser().parse_args(["--guests", "none"]), facts_of(Baking)) == {"guests": ()}
     assert typed(parser().parse_args([]), facts_of(Baking)) == {}
 
 

@@ -347,10 +347,10 @@ def test_the_index_network_has_the_bits_of_the_cpus(cuda, use_stand_in):
         batch_size=8,
         lanes=1,  # all add to one tensor of losses, which the stand-in cannot tell apart
     )
-    plain, curve = train_network(pairs, federation.partition, config)
+    plain, whole = train_network(pairs, federation.partition, config)
     use_stand_in()
-    replayed, replayed_curve = train_network(pairs, federation.partition, config)
-    assert curve == replayed_curve
+    replayed, again = train_network(pairs, federation.partition, config)
+    assert whole.curve == again.curve
     assert all(map(torch.equal, plain.parameters(), replayed.parameters()))
     assert sum(g.replays for g in cuda.graphs) > 5
 

@@ -13,6 +13,7 @@ import json
 import re
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from c2v_sim.system import ranks, tensor_file
 
 PART = 2048
 FORMAT = 1  # of the cache; part of its key
+SECONDS = "seconds"  # in a file of the cache: what its samples took
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Embeddings:
     encoder: str  # its name, as every output must print it
     data_sha256: str  # of the Dataset
     sha256: str  # of images and labels
+    seconds: float | None = None  # it took to make them, also where they are cached; None: unknown
 
 
 def embed_dataset(
@@ -75,6 +78,7 @@ def embed_dataset(
     if missing or tensors is None:
         work = _Work(encoder, samples, batch_size, progress, path and path.with_suffix(".parts"))
         tensors = {"images": work.run(), "labels": _checked(encoder.embed_texts(labels), labels)}
+        tensors[SECONDS] = torch.tensor(work.seconds, dtype=torch.float64)
         if path and work.parts:
             _store(path, tensors)
             shutil.rmtree(work.parts, ignore_errors=True)
@@ -99,8 +103,14 @@ def given_embeddings(
 
 
 def _embeddings(dataset: Dataset, tensors: dict[str, Tensor], name: str) -> Embeddings:
-    checksum = tensor_file.checksum(tensors)
-    return Embeddings(**tensors, encoder=name, data_sha256=dataset.sha256, sha256=checksum)
+    seconds = tensors.pop(SECONDS, None)
+    return Embeddings(
+        **tensors,
+        encoder=name,
+        data_sha256=dataset.sha256,
+        sha256=tensor_file.checksum(tensors),
+        seconds=None if seconds is None else float(seconds),
+    )
 
 
 # ---- checks ---------------------------------------------------------------------------------
@@ -200,6 +210,7 @@ class _Work:
     batch_size: int
     progress: bool
     parts: Path | None  # folder of the parts, None once it proved unusable
+    seconds: float = 0.0  # so far, those of kept parts included
 
     def run(self) -> Tensor:
         total = len(self.samples)
@@ -225,14 +236,17 @@ class _Work:
         kept = _read(file, {"images": (part.stop - part.start, WIDTH)})
         if kept is not None:
             bar.update(part.stop - part.start)
+            self.seconds += float(kept.get(SECONDS, 0.0))
             return kept["images"]
-        rows = []
+        rows, begin = [], time.perf_counter()
         for start in range(part.start, part.stop, self.batch_size):
             batch = self.samples[start : min(start + self.batch_size, part.stop)]
             rows.append(self._embed(batch))
             bar.update(len(batch))
         done = torch.cat(rows)
-        if file and not _store(file, {"images": done}):
+        took = time.perf_counter() - begin
+        self.seconds += took
+        if file and not _store(file, {"images": done, SECONDS: torch.tensor(took)}):
             self.parts = None  # one warning is enough
         return done
 

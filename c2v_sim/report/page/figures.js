@@ -4,7 +4,8 @@
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const DASHES = [[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]];
-const STAGES = ["train", "evaluate", "aggregate", "sample"];
+const STAGES = ["train", "evaluate", "aggregate", "sample"];  // of a round
+const ALL_STAGES = [...STAGES, "index"];  // of a run
 const OVERLAP = 1.1;  // cells reach under their neighbours: no seams between them
 const $ = (id) => document.getElementById(id);
 const UNTESTED = 10001;  // of report_domains.py
@@ -47,10 +48,11 @@ function curvesFigure() {
       rows.push({
         series, round, mean, low: curve.low?.[t] ?? mean, high: curve.high?.[t] ?? mean,
         runs, band: 0.18 * Math.min(1, 3 / shown), dot: curve.round.length > 40 ? 0 : 1,
-        colour: category(i), dash: dashOf(i),
+        colour: category(i), dash: dashOf(i), width: alone ? (i ? 1.3 : 3.2) : 2,
       });
     });
   });
+  if (alone) rows.reverse();  // what comes last is drawn on top: the first measure, or the last group
   if (!allSeries().some(([, curve]) => curve.round.length)) return null;
   const seeds = DATA.groups.some((g) => g.runs > 1);
   const torn = DATA.groups.some((g) => g.unfinished && g.runs > 1);
@@ -60,26 +62,30 @@ function curvesFigure() {
         : "No curve is chosen.",
     seeds ? "A line is the mean over the seeds of a group, its band reaches from the smallest to "
             + "the largest value over them." : "Every curve is a single run.",
+    alone || $("measure").selectedIndex ? "" : DATA.gains,
     torn ? "A run that failed or is unfinished counts in the rounds it has: later ones are the mean of the others." : "",
   ];
-  return { data: { curves: rows }, height: 340, caption: caption.join(" ").trim() };
+  return { data: { curves: rows }, height: 340, caption: caption.filter(Boolean).join(" ") };
 }
 
-function stageLegend() {
-  return STAGES.map((name, i) => ({ name, colour: category(i) }));
+function stageLegend(stages) {
+  return stages.map((name, i) => ({ name, colour: category(i) }));
 }
 
 function groupTimesFigure() {
   const timed = DATA.groups.map((g) => ({ ...g, total: Object.values(g.seconds).reduce((a, b) => a + b) }));
   if (alone || !timed.some((g) => g.total > 0)) return null;
-  const rows = timed.flatMap((g) => STAGES.map((stage, place) =>
+  const indexed = timed.some((g) => g.seconds.index > 0);
+  const stages = indexed ? ALL_STAGES : STAGES;
+  const rows = timed.flatMap((g) => stages.map((stage, place) =>
     ({ label: g.label, stage, place, seconds: g.seconds[stage], colour: category(place) })));
   const [least, most] = [Math.min, Math.max].map((f) => f(...timed.map((g) => g.total)).toFixed(1));
-  const caption = `Seconds per run of the stages of its rounds, ${least} to ${most} s. Only runs on the `
+  const caption = `Seconds per run of the stages of its rounds${indexed ? " and of its client index" : ""}, `
+    + `${least} to ${most} s. Only runs on the `
     + "same machine and of the same number of rounds can be compared.";
   const adapt = (spec, width) => { spec.encoding.y.axis.labelLimit = Math.round(0.42 * width); };
   const height = 30 + 24 * timed.length;
-  return { data: { times: rows }, height, adapt, legend: stageLegend(), caption };
+  return { data: { times: rows }, height, adapt, legend: stageLegend(stages), caption };
 }
 
 // ---- one run ---------------------------------------------------------------------------------
@@ -159,7 +165,7 @@ function domainsFigure({ rounds, values, caption }, groups) {
   levels.forEach((level, i) => {
     if (level === UNTESTED) return;
     const { name: series, colour, dash } = legend[i % groups.length];
-    curves.push({ series, colour, dash, dot, round: at[Math.floor(i / groups.length)], accuracy: level / 100 });
+    curves.push({ series, colour, dash, dot, width: 2, round: at[Math.floor(i / groups.length)], accuracy: level / 100 });
   });
   return { data: { curves }, height: 280, legend, caption };
 }
@@ -240,5 +246,5 @@ function timesFigure({ stages, width, first, caption }) {
       round: width > 1 ? `${start}–${start + width - 1}` : String(start),
     };
   }));
-  return { data: { times }, height: 220, legend: stageLegend(), caption };
+  return { data: { times }, height: 220, legend: stageLegend(STAGES), caption };
 }

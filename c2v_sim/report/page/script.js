@@ -66,7 +66,7 @@ async function drawNow(name, make) {
   if (made === null) return;
   const title = figure.querySelector("h3").textContent;
   figure.querySelector("figcaption").textContent = made.caption;
-  const spec = structuredClone(DATA.figures[name]);
+  const spec = structuredClone(DATA.figures[name.replace(/-\d$/, "")]);
   spec.datasets = made.data;
   spec.height = made.height ?? 280;
   spec.description = `${title}. ${made.caption}`;
@@ -147,7 +147,7 @@ function showRun(number) {
 
 // ---- tables ----------------------------------------------------------------------------------
 
-const NUMBER = /^[\d.,±%–\s-]+(so far|\(\d+ of \d+ seeds\))?$/;
+const NUMBER = /^[\d.,±%–−+\s-]+(so far|\(\d+ of \d+ seeds\))?$/;
 
 function table({ head, rows }, label, last = () => []) {
   const isNumber = head.map((_, j) => j > 0 && rows.some((r) => /\d/.test(r[j])) && rows.every((r) => NUMBER.test(r[j])));
@@ -191,6 +191,18 @@ function showTables() {
 
 // ---- start -----------------------------------------------------------------------------------
 
+function showTwo() {
+  // Two runs are compared: both cohorts at once, and in detail first the one with a client index.
+  if (DATA.runs.length !== 2) return 0;
+  $("two").hidden = false;
+  DATA.runs.forEach((run, i) => {
+    const name = `timeline-${i}`;
+    document.querySelector(`[data-figure="${name}"] h3`).textContent = `${run.label}, seed ${run.seed}`;
+    drawn.many.push([name, runFigures(run).timeline]);
+  });
+  return Math.max(0, DATA.runs.findIndex((run) => run.index !== null));
+}
+
 function drawAll() {
   repaint.forEach((paint) => paint());
   [...drawn.many, ...drawn.run].forEach(([name, make]) => draw(name, make));
@@ -224,8 +236,9 @@ function start() {
   showTables();
   seriesBoxes();
   drawn.many = [["curves", curvesFigure], ["group-times", groupTimesFigure]];
+  const first = showTwo();
   drawn.many.forEach(([name, make]) => draw(name, make));
-  showRun(0);
+  showRun(first);
 }
 
 start();

@@ -5,13 +5,14 @@ from importlib import resources
 
 from c2v_sim.config import RunConfig
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.settings import overlay
 
 PRESETS = ("quick", "paper")
 
 
 def preset(name: str) -> RunConfig:
-    """The preset of that name, with settings for an index, should there be one."""
+    """The preset of that name."""
     if name not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}")
     text = resources.files(__name__).joinpath(f"{name}.toml").read_text()
-    return RunConfig(**tomllib.loads(text))
+    return overlay(RunConfig(), tomllib.loads(text))

@@ -194,7 +194,8 @@ def index_seconds(run: CellRun) -> float | str:
     """What it took to make the run's index, also where it came from the cache."""
     if not run.config.needs_client_index:
         return 0.0
-    return (run.manifest["index"] or {}).get("seconds") or NOT_RECORDED
+    seconds = (run.manifest["index"] or {}).get("seconds")
+    return NOT_RECORDED if seconds is None else seconds
 
 
 def index_quality(run: CellRun, column: str, runs: list[CellRun]) -> float | str:

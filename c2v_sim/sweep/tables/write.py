@@ -30,6 +30,7 @@ from c2v_sim.sweep.tables.results import (
     make_entries,
     read_cells,
 )
+from c2v_sim.sweep.tables.times import time_taken
 
 FILES = ("table.md", "table.csv", "table.json")
 MINUS = "\N{MINUS SIGN}"
@@ -37,8 +38,8 @@ SELECTION = {
     "accuracy": "Each value is the best over rounds of the mean test accuracy over clients in %; "
     "± is the population standard deviation over seeds.",
     "time": "Seconds of all four stages of the rounds, evaluation included; the index is made once "
-    "per seed. FedAvg's best is the best over rounds. Cells that ran side by side slowed one "
-    "another: --jobs 1 avoids it.",
+    "per seed, and one from the cache counts what it took when it was built. FedAvg's best is the "
+    "best over rounds. Cells that ran side by side slowed one another: --jobs 1 avoids it.",
     "index": "Mean cosine of β^f of clients of one domain (within) and of two (between), "
     "silhouette of the domains, and Spearman's correlation of the label part with the clients' "
     "labels; best accuracy is the best over rounds in %.",
@@ -88,7 +89,7 @@ def make_notes(sweep: Sweep, runs: list[CellRun], comparisons: list[Comparison])
     notes.append(SELECTION[table.kind])
     if table.paper and table.kind in OF_THE_PAPER:
         notes.append(OF_THE_PAPER[table.kind])
-    return [*notes, *progress(runs), *origins(runs)]
+    return [*notes, *time_taken(runs), *progress(runs), *origins(runs)]
 
 
 def record(entry: Entry, comparisons: list[Comparison]) -> JsonObject:
