@@ -77,7 +77,7 @@ class Journal:
             out.append(f"the records of rounds {self.saved_rounds + 1} to {done}")
         if self.saved_state < done:
             out.append(f"the state after round {done} ({self.goes_on()})")
-        if self.saved_table != done:
+        if done and self.saved_table != done:
             out.append(f"{run_directory.TABLE} (the records are in {run_directory.ROUNDS})")
         return out
 
