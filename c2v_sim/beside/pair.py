@@ -10,22 +10,23 @@ Both run directories exist from the beginning, whole and before either is traine
 be resumed by itself as well. The run command trains what is not finished, one after the other.
 """
 
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from c2v_sim.config import RunConfig, make_config
+from c2v_sim.config import RunConfig, make_config, saved_config
 from c2v_sim.data.federation import Federation
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.build import build_federation, check_same_data, new_path
+from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import prepare_index
+from c2v_sim.run.resume import check_federation, check_settings
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.errors import ConfigError
-from c2v_sim.system.files import new_directory
+from c2v_sim.system.files import make_directory
 
 ORIGINAL, CLIENT2VEC = HALVES = ("original", "client2vec")  # in the order of their training
 ABOUT, TABLE, PAGE = "comparison.json", "comparison.md", "report.html"
 WHAT = "two runs by --beside-original: the algorithm as it is, and with the client index"
-LEFT_AT_THE_END = (run_directory.MODEL, run_directory.RESULT, run_directory.PICTURE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,10 @@ def is_pair(folder: Path) -> bool:
     return (folder / ABOUT).is_file()
 
 
-def is_finished(folder: Path) -> bool:
-    """Whether nothing is left to do in a run directory."""
-    return all((folder / name).exists() for name in LEFT_AT_THE_END)
+def is_finished(folder: Path, config: RunConfig) -> bool:
+    """Whether nothing is left to do in a run directory for as many rounds as `config` has."""
+    all_there = all((folder / name).exists() for name in run_directory.RESULTS)
+    return all_there and saved_config(folder / run_directory.CONFIG).rounds == config.rounds
 
 
 def new_pair(config: RunConfig, label: str, out: Path | None) -> Pair:
@@ -65,11 +67,8 @@ def new_pair(config: RunConfig, label: str, out: Path | None) -> Pair:
     configs = {ORIGINAL: without_index(config), CLIENT2VEC: config}
     pair = Pair(out, federation, configs, label)
     for half in HALVES:
-        simulator = pair.simulator(half)  # which finds what is wrong with its settings
-        try:
+        with closing(pair.simulator(half)) as simulator:  # finds what is wrong with its settings
             prepare_index(simulator, None)  # the embeddings, if any, are in the cache from now on
-        finally:
-            simulator.close()
     return pair
 
 
@@ -78,23 +77,30 @@ def without_index(config: RunConfig) -> RunConfig:
     return make_config({"improve": ()}, config)
 
 
-def create_pair(pair: Pair, command: str) -> None:
-    """Make the directories, which must not exist: all or nothing."""
-    with new_directory(pair.out) as folder:
+def create_pair(pair: Pair, command: str, *, numbered: bool) -> Pair:
+    """Make the directories, all or nothing; the pair where it is.
+
+    Where its directory exists: FileExistsError or, if `numbered`, another with a counter.
+    """
+
+    def fill(folder: Path) -> None:
         for half in HALVES:
-            simulator = pair.simulator(half)
-            try:
+            with closing(pair.simulator(half)) as simulator:
                 run_directory.create_run_directory(folder / half, simulator, pair.label, command)
-            finally:
-                simulator.close()
         about = {"what": WHAT, "command": command, "dataset": pair.federation.dataset.name}
         (folder / ABOUT).write_text(run_directory.to_json(about))
 
+    return replace(pair, out=make_directory(pair.out, fill, numbered=numbered))
+
 
 def resumed_pair(folder: Path, configs: dict[str, RunConfig]) -> Pair:
-    """The pair in `folder`, whose runs go on with these settings."""
+    """The pair in `folder`, whose runs go on with these settings, both for as many rounds."""
+    rounds = max(config.rounds for config in configs.values())
+    configs = {half: replace(config, rounds=rounds) for half, config in configs.items()}
+    for half, config in configs.items():
+        check_settings(folder / half, config)
     saved = folder / CLIENT2VEC / run_directory.PARTITION
     federation, _ = build_federation(configs[CLIENT2VEC], saved)
     for half in HALVES:
-        check_same_data(folder / half, federation)
+        check_federation(folder / half, federation)
     return Pair(folder, federation, configs, "resumed")

@@ -55,17 +55,21 @@ def side(run: Run, target: float) -> JsonObject:
     result, index = Result(run.records), index_seconds(run)
     spent = itertools.accumulate(sum(r.seconds.values()) for r in run.records)
     by_round = zip(run.records, spent, strict=True)
-    reached = next(((r.round, s) for r, s in by_round if (r.accuracy or 0.0) >= target), None)
-    known = reached is not None and index is not None
+    good = ((r.round, s) for r, s in by_round if (r.accuracy or 0.0) >= target)
+    reached, seconds = next(good, (None, None))
     return {
         "improve": run.config["improve"],
         "best_accuracy": result.best.accuracy,
         "best_round": result.best.round,
         "last_accuracy": result.final.accuracy,
         "index_seconds": index,
-        "rounds_to_original_best": reached and reached[0],
-        "seconds_to_original_best": reached[1] + index if known else None,
+        "rounds_to_original_best": reached,
+        "seconds_to_original_best": with_index(seconds, index),
     }
+
+
+def with_index(rounds: float | None, index: float | None) -> float | None:
+    return None if rounds is None or index is None else rounds + index
 
 
 def index_seconds(run: Run) -> float | None:

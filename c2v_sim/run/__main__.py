@@ -39,25 +39,34 @@ from c2v_sim.config import to_toml
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.report.__main__ import make_report
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.build import build_federation, check_same_data, new_path
+from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
 from c2v_sim.run.results import write_results
-from c2v_sim.run.settings import parser, resumed_settings, settings_of
-from c2v_sim.run.tensorboard import summary_writer
+from c2v_sim.run.resume import (
+    check_federation,
+    check_pretrained,
+    check_settings,
+    go_on,
+    warn_of_versions,
+)
+from c2v_sim.run.settings import EXISTS, check_options, parser, resumed_settings, settings_of
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.errors import (
     CheckpointError,
-    ConfigError,
     Interrupted,
     InUse,
     TrainingError,
     fail,
+    remedy,
 )
 from c2v_sim.system.files import in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.output import printed
+
+SCRATCH = "scratch"  # in the run directory, for client state beyond the memory
 
 
 def prepare(
@@ -66,14 +75,20 @@ def prepare(
     """Everything that can go wrong with the input goes wrong here, before a file is written."""
     check_options(arguments)
     config, label = settings_of(arguments)
+    if arguments.resume:
+        check_settings(arguments.resume, config)
     out: Path | None = arguments.resume or arguments.out
     saved = arguments.resume / run_directory.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
-    out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
-    simulator = Simulator(federation, config, scratch=out / "scratch")
     if arguments.resume:
-        check_same_data(arguments.resume, federation)
+        check_federation(arguments.resume, federation)
+    out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
+    simulator = Simulator(federation, config, scratch=out / SCRATCH)
+    if arguments.resume:
+        check_pretrained(arguments.resume, simulator.pretrained)
     embeddings = prepare_index(simulator, arguments.resume)
+    if arguments.resume:
+        warn_of_versions(arguments.resume)
     return simulator, embeddings, out, label
 
 
@@ -84,20 +99,8 @@ def prepare_pair(arguments: argparse.Namespace) -> Pair:
         return new_pair(*settings_of(arguments), arguments.out)
     folder = arguments.resume
     configs = {h: resumed_settings(arguments, folder / h, of_pair=True) for h in HALVES}
+    warn_of_versions(folder / HALVES[0])
     return resumed_pair(folder, configs)
-
-
-def check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that are no settings where they cannot be had."""
-    out, resumed = arguments.out, arguments.resume
-    if arguments.tensorboard:
-        summary_writer()  # refused here where the package is missing
-    if out is not None and out.exists():
-        raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
-    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
-        raise ConfigError(
-            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
-        )
 
 
 def execute(
@@ -113,12 +116,10 @@ def execute(
     try:
         bring_index(simulator, journal.out, embeddings)
         journal.resume()
+        go_on(journal.out, simulator)
         show_start(simulator, journal.out, label)
         train(simulator, journal)
-        code = finish(journal, again)
-        if pair is None:
-            show_result(simulator, journal.result, journal.out, label)
-        return code
+        return finish(journal, label, pair)
     except CheckpointError as error:
         return fail(2, str(error))
     except TrainingError as error:
@@ -128,8 +129,10 @@ def execute(
         return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
     except Interrupted:
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
+        begun = simulator.index is not None or not simulator.config.needs_client_index
+        when = f"after round {simulator.round}" if begun else "while the client index was made"
         of_half = f" of {journal.out.name}" if pair else ""
-        done = f"{interrupt.word} after round {simulator.round}{of_half}{lost}"
+        done = f"{interrupt.word} {when}{of_half}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
     finally:
         journal.close()
@@ -153,18 +156,25 @@ def train(simulator: Simulator, journal: Journal) -> None:
         bar.close()
 
 
-def finish(journal: Journal, again: str) -> int:
-    """Write the results; the exit code says whether all of them are on disk."""
-    out = journal.out
-    failed = write_results(out, journal.simulator, journal.result)
-    if not failed and journal.error is None:
-        return 0
+def finish(journal: Journal, label: str, pair: Path | None = None) -> int:
+    """Write and show the results, of a pair's run only write them; the exit code says whether all
+    of them are on disk."""
+    simulator, out, shown = journal.simulator, journal.out, 0
+    failed = write_results(out, simulator, journal.result)
+    whole = not failed and journal.error is None
+    kept = "training is done" + (f" and everything is saved in {out}" if whole else "")
+    if pair is None:
+        shown = printed(lambda: show_result(simulator, journal.result, out, label), kept)
+    if whole:
+        return shown
     lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
     message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
     if failed or journal.torn:
-        return fail(1, f"{message}. Free some space, then: {again}")
+        error = next(iter(failed.values()), journal.error)
+        help = remedy(error).capitalize() if error else ""
+        return fail(1, f"{message}. {help or 'Mend that'}, then: {resume_command(pair or out)}")
     print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
-    return 0
+    return shown
 
 
 def run_one(arguments: argparse.Namespace, command: str, interrupt: Interrupt) -> int:
@@ -181,12 +191,17 @@ def run_one(arguments: argparse.Namespace, command: str, interrupt: Interrupt) -
             return fail(interrupt.code, f"{interrupt.word} before training; nothing was written")
         try:
             if not arguments.resume:
-                run_directory.create_run_directory(out, simulator, label, command)
+                out = run_directory.create_run_directory(
+                    out, simulator, label, command, numbered=arguments.out is None
+                )
+                simulator.spill_to(out / SCRATCH)
                 held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
             return execute(simulator, embeddings, journal, label, interrupt)
         except InUse as error:
             return fail(2, str(error))
+        except FileExistsError:  # since `prepare`
+            return fail(2, EXISTS.format(out))
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:
@@ -206,7 +221,7 @@ def run_pair(arguments: argparse.Namespace, command: str, interrupt: Interrupt) 
             return fail(interrupt.code, f"{interrupt.word} before training; nothing was written")
         try:
             if not arguments.resume:
-                create_pair(pair, command)
+                pair = create_pair(pair, command, numbered=arguments.out is None)
                 held.enter_context(in_use(pair.out))
             for half in HALVES:
                 code = train_half(pair, half, arguments, interrupt)
@@ -216,6 +231,8 @@ def run_pair(arguments: argparse.Namespace, command: str, interrupt: Interrupt) 
             return show_comparison(pair.out)
         except ValueError as error:
             return fail(2, str(error))
+        except FileExistsError:  # since `prepare_pair`
+            return fail(2, EXISTS.format(pair.out))
         except OSError as error:
             return fail(1, f"{error.filename}: {error.strerror}; {way_on(pair.out)}")
         except KeyboardInterrupt:
@@ -231,10 +248,11 @@ def train_half(pair: Pair, half: str, arguments: argparse.Namespace, interrupt: 
     folder = pair.out / half
     if interrupt.number is not None:  # it came when the run before had nothing left to stop
         raise KeyboardInterrupt
-    if is_finished(folder):
+    if is_finished(folder, pair.configs[half]):
         return 0
     interrupt.stop = None
     with in_use(folder), closing(pair.simulator(half)) as simulator:
+        check_pretrained(folder, simulator.pretrained)
         embeddings = prepare_index(simulator, folder)
         interrupt.stop = simulator.stop
         journal = Journal(folder, simulator, tensorboard=arguments.tensorboard)
@@ -242,15 +260,14 @@ def train_half(pair: Pair, half: str, arguments: argparse.Namespace, interrupt: 
 
 
 def show_comparison(out: Path) -> int:
-    """The table and the page of two finished runs."""
-    print(f"\n{write_comparison(out)}\n")
+    """The table and the page of two finished runs; the exit code."""
+    text = write_comparison(out)
     try:
-        page = make_report([out / half for half in HALVES], out / PAGE)
+        page = f"report: {make_report([out / half for half in HALVES], out / PAGE)}"
     except ValueError as error:
-        print(f"no report page: {error}; then: {resume_command(out)}")
-    else:
-        print(f"report: {page}")
-    return 0
+        page = f"no report page: {error}; then: {resume_command(out)}"
+    kept = f"both runs and the table are saved in {out}"
+    return printed(lambda: print(f"\n{text}\n\n{page}"), kept)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -264,10 +281,10 @@ def main(argv: list[str] | None = None) -> int:
         if not arguments.print_config:
             return (run_pair if paired else run_one)(arguments, command, interrupt)
         try:
-            print(to_toml(settings_of(arguments)[0]), end="")
+            settings = to_toml(settings_of(arguments)[0])
         except (ValueError, OSError) as error:
             return fail(2, str(error))
-        return 0
+        return printed(lambda: print(settings, end=""), "nothing was written")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from c2v_sim.run.checkpoint import load_checkpoint, save_checkpoint
 from c2v_sim.run.tensorboard import TensorBoardLog
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.errors import remedy
 
 
 class Journal:
@@ -118,7 +119,7 @@ class Journal:
                 _say(
                     f"warning: cannot write {error.filename or self.out}: "
                     f"{error.strerror or error}. The run goes on in memory and tries again every "
-                    f"{self.simulator.config.checkpoint_every} rounds; free some space"
+                    f"{self.simulator.config.checkpoint_every} rounds{remedy(error, before='; ')}"
                 )
             self.error = error
             return False

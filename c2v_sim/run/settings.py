@@ -11,13 +11,16 @@ from pathlib import Path
 from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_config
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
-from c2v_sim.run.tensorboard import FOLDER
+from c2v_sim.run.resume import check_rounds
+from c2v_sim.run.tensorboard import FOLDER, summary_writer
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
+from c2v_sim.system.settings import Affects, names_affecting
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset is given), then
 --config, then flags. The defaults shown are those of the preset quick; --print-config shows what is
 in force."""
+EXISTS = "--out {} exists and is never overwritten; name another, or --resume"
 USAGE = "c2v_sim.run [settings] [--beside-original] [--out DIR | --resume DIR]"
 
 
@@ -46,6 +49,19 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     )
     add_flags(out, FIELDS.values(), vars(preset(PRESETS[0])), everything)
     return out
+
+
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that are no settings where they cannot be had."""
+    out, resumed = arguments.out, arguments.resume
+    if arguments.tensorboard:
+        summary_writer()  # refused here where the package is missing
+    if out is not None and out.exists():
+        raise ConfigError(EXISTS.format(out))
+    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
+        raise ConfigError(
+            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
+        )
 
 
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
@@ -77,5 +93,7 @@ def resumed_settings(
         raise ConfigError(f"--resume {folder}: no run directory ({file.name} is not there)")
     given, saved = typed(arguments, FIELDS), saved_config(file)
     wanted = make_config(given, saved, shared=given if of_pair else ())
-    check_resume(arguments, (saved, wanted), without=("preset", "config", "out"))
+    length = names_affecting(RunConfig, Affects.LENGTH)  # nothing before depends on it
+    check_resume(arguments, (saved, wanted), without=("preset", "config", "out"), but=length)
+    check_rounds(folder, saved, wanted)
     return wanted

@@ -11,11 +11,11 @@ import sys
 import pytest
 from plain_run import PLAIN
 
-from c2v_sim.beside import pair as pair_module
 from c2v_sim.beside.table import write_comparison
 from c2v_sim.config import FIELDS, saved_config
 from c2v_sim.run import __main__ as run
 from c2v_sim.run import build
+from c2v_sim.run.files import RESULTS
 
 SMALL = "--model linear --train-size 400 --test-size 100 --clients 8 --participation 0.5 --lr 0.005"
 SMALL += " --rounds 8 --local-epochs 1 --batch-size 16 --checkpoint-every 3 --index feature-average"
@@ -248,7 +248,7 @@ def test_a_signal_in_either_half_and_resume_gives_the_same_bits(
 def test_a_half_can_be_resumed_by_itself(whole, tmp_path, capsys):
     out = tmp_path / "pair"
     shutil.copytree(whole[0], out)
-    for name in pair_module.LEFT_AT_THE_END:
+    for name in RESULTS:
         (out / "client2vec" / name).unlink()
     shutil.rmtree(out / "client2vec" / "checkpoints")
     assert run.main(["--resume", str(out / "client2vec")]) == 0
