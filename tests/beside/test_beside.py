@@ -245,6 +245,14 @@ def test_a_signal_in_either_half_and_resume_gives_the_same_bits(
         assert f"run directory: {out / 'original'}" not in shown.err
 
 
+def test_both_go_on_for_more_rounds(whole, tmp_path):
+    out = tmp_path / "pair"
+    shutil.copytree(whole[0], out)
+    assert run.main(["--resume", str(out), "--rounds", "9"]) == 0
+    assert [len(records_of(out / half)) for half in HALVES] == [9, 9]
+    assert all(run["cohorts"]["rounds"] == 9 for run in data_of_page(out)["runs"])
+
+
 def test_a_half_can_be_resumed_by_itself(whole, tmp_path, capsys):
     out = tmp_path / "pair"
     shutil.copytree(whole[0], out)
