@@ -51,6 +51,19 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     return out
 
 
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that are no settings where they cannot be had."""
+    out, resumed = arguments.out, arguments.resume
+    if arguments.tensorboard:
+        summary_writer()  # refused here where the package is missing
+    if out is not None and out.exists():
+        raise ConfigError(EXISTS.format(out))
+    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
+        raise ConfigError(
+            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
+        )
+
+
 def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     """The configuration and a label that says where it came from."""
     if arguments.resume is not None:

@@ -20,8 +20,11 @@ import sys
 import time
 from pathlib import Path
 
+# Slow to import: here, so that no run has to.
 import altair  # noqa: F401
-import matplotlib.figure  # noqa: F401  (imported here, so that no run has to)
+import matplotlib.figure  # noqa: F401
+import scipy.stats  # noqa: F401
+import torch._dynamo  # noqa: F401
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -43,7 +46,8 @@ INDEX += " --hidden 32 --threads 1 --batch-size 64"
 # Client state, and a client index that is built inside the run.
 IMPROVED = RUN.replace("--rounds 12", "--rounds 6") + " --algorithm feddyn --index-epochs 2"
 IMPROVED += " --improve sampling aggregation local --index-dropout 0"
-PAIR = f"{IMPROVED} --index-hidden 32 --rounds 4 --beside-original"
+PAIR = f"{IMPROVED} --beside-original --rounds 4 --train-size 160 --index-hidden 32"
+PAIR += " --index-upload 16 --index-batch-size 32"
 COMMANDS = {
     "run": (run.main, [*RUN.split(), "--improve", "none"]),
     "index": (index.main, INDEX.split()),
