@@ -97,16 +97,3 @@ def resumed_settings(
     check_resume(arguments, (saved, wanted), without=("preset", "config", "out"), but=length)
     check_rounds(folder, saved, wanted)
     return wanted
-
-
-def check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that are no settings where they cannot be had."""
-    out, resumed = arguments.out, arguments.resume
-    if arguments.tensorboard:
-        summary_writer()  # refused here where the package is missing
-    if out is not None and out.exists():
-        raise ConfigError(EXISTS.format(out))
-    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
-        raise ConfigError(
-            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
-        )
