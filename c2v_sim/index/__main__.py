@@ -29,6 +29,7 @@ from c2v_sim.system.files import new_directory, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.parse import parse_json_object
 from c2v_sim.system.settings import facts_of, overlay
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
@@ -73,8 +74,8 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, IndexConfig]:
 def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
     """The settings with which an index was begun; one that did not exist then is the default."""
     try:
-        saved: dict[str, object] = dict(json.loads((folder / SETTINGS).read_text()))
-    except (OSError, ValueError, TypeError) as error:  # TypeError: no table
+        saved: dict[str, object] = parse_json_object((folder / SETTINGS).read_bytes())
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"--resume {folder}: no {SETTINGS} can be read there ({error})"
         ) from error

@@ -32,6 +32,7 @@ from c2v_sim.run.manifest import manifest
 from c2v_sim.simulator.records import STAGES, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.files import flush, new_directory, write_atomically
+from c2v_sim.system.parse import parse_json_object
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 CLIENTS, INDEX = "clients.npz", "index.safetensors"
@@ -75,7 +76,7 @@ def save_clients(path: Path, federation: Federation) -> None:
 
 def add_index(path: Path, index: ClientIndex) -> None:
     """Keep the index that steers the run, and say in the manifest where it came from."""
-    facts = json.loads((path / MANIFEST).read_text())
+    facts = read_json(path / MANIFEST)
     about = {k: v for k, v in index.provenance.items() if k not in ("curve", "federation")}
     facts |= {"encoder": index.provenance["encoder"], "index": about}
     write_text(path / MANIFEST, to_json(facts))
@@ -108,7 +109,7 @@ def to_line(record: RoundRecord) -> bytes:
 
 def parse_rounds(lines: Sequence[bytes]) -> list[RoundRecord]:
     """The records in lines of rounds.jsonl."""
-    return [RoundRecord(**json.loads(line)) for line in lines]
+    return [RoundRecord(**parse_json_object(line)) for line in lines]
 
 
 def count_rounds(path: Path) -> int:
@@ -159,6 +160,6 @@ def to_json(data: Mapping[str, object]) -> str:
 def read_json(path: Path) -> JsonObject:
     """ValueError, which names the file, where it cannot be read."""
     try:
-        return json.loads(path.read_text())
+        return parse_json_object(path.read_bytes())
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error

@@ -10,7 +10,6 @@ the cell failed before it began, for lack of an index for example, there is no N
 """
 
 import signal
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +23,7 @@ from c2v_sim.run.files import JsonObject, read_json
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.system.archive import read_npz
 from c2v_sim.system.errors import ERROR
+from c2v_sim.system.parse import parse_toml
 
 ENDING = ".failed"
 
@@ -113,7 +113,7 @@ def read_run(path: Path, name: str = "") -> Run:
 def read_settings(file: Path) -> JsonObject:
     """The settings in a TOML file, as they are."""
     try:
-        return tomllib.loads(file.read_text())
+        return parse_toml(file.read_text(encoding="utf-8"))
     except ValueError as error:  # TOML, and text that is no UTF-8
         raise ValueError(f"{file} cannot be read: {error}") from error
 

@@ -13,6 +13,7 @@ from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
+from c2v_sim.system.settings import as_setting, check
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset or --config is
 given), then --config, then flags. The defaults shown are those of the preset quick; --print-config
@@ -52,9 +53,11 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     base = preset(label) if label else RunConfig()
     label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
     label = arguments.label or label
+    for name in given.keys() & in_file.keys():  # a wrong value is refused where a flag hides it too
+        check(FIELDS[name], as_setting(in_file[name]))
     config = make_config(in_file | given, base, flags=given)
-    untouched = make_config(in_file, base)
-    changed = [k for k in given if given[k] != getattr(untouched, k) and not FIELDS[k].free]
+    untouched = vars(base) | in_file
+    changed = [k for k in given if given[k] != as_setting(untouched[k]) and not FIELDS[k].free]
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
 
 

@@ -31,7 +31,6 @@ uses, or that an axis sets, is refused, as is everything else that the run comma
 
 import itertools
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,6 +43,7 @@ from c2v_sim.run.reader import run_state
 from c2v_sim.sweep.shipped import shipped_sweeps, shipped_text
 from c2v_sim.sweep.tables.layout import Table, make_table
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.parse import parse_toml
 
 SWEEP = "sweep.toml"  # in the sweep's directory
 SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
@@ -95,9 +95,11 @@ def read_sweep(file: str | Path, settings: Settings | None = None) -> Sweep:
     """The sweep in `file`, a path or a shipped name (small/tau); `settings` go over its [base]."""
     text = sweep_text(file)
     try:
-        return make_sweep(tomllib.loads(text), text, settings or {})
-    except tomllib.TOMLDecodeError as error:
+        content = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from error
+    try:
+        return make_sweep(content, text, settings or {})
     except ConfigError as error:
         raise ConfigError(f"{file}: {error}") from error
 

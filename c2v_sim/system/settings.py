@@ -15,7 +15,6 @@ import dataclasses
 import difflib
 import functools
 import math
-import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tomli_w
 
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.parse import parse_toml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -51,6 +51,8 @@ class Affects(Flag):
 
 NOTHING_MORE = Affects(0)
 REPORT, PAPER = "report", "paper"  # of runs; of what differs from the paper
+LARGEST = 2**63 - 1  # of whole numbers: what tensors and arrays can hold
+SHOWN = 200  # characters of a wrong value that an error repeats
 POSITIVE: dict[str, Any] = {"above": 0.0, "below": math.inf}
 
 
@@ -159,12 +161,30 @@ def check(setting: Setting, value: object) -> None:
     name, (allowed, wanted) = setting.name, _KINDS[setting.type]
     mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
     if mistaken or not isinstance(value, allowed):
-        raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+        raise ConfigError(f"{name} must be {wanted}, got {_brief(value)}")
+    if isinstance(value, int) and abs(value) > LARGEST:
+        raise ConfigError(f"{name} must be at most 2**63 - 1, got {_brief(value)}")
     for item in several(value):
         if setting.choices is not None and item not in setting.choices:
-            raise ConfigError(f"{name} must be one of {', '.join(setting.choices)}; got {item!r}")
+            raise ConfigError(f"{name} must be one of {', '.join(setting.choices)}; got {_brief(item)}")
+        if isinstance(item, str) and not is_text(item):
+            raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {item!r}")
     if isinstance(value, (int, float)):
         check_range(setting, value)
+
+
+def _brief(value: object) -> str:
+    """The value in a sentence, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def is_text(value: str) -> bool:
+    """Whether a file can hold it: bytes of an argument that are no UTF-8 are half surrogates here."""
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
 
 
 def check_range(setting: Setting, value: float) -> None:
@@ -192,6 +212,11 @@ def several(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
+def as_setting(value: object) -> object:
+    """A value of a TOML file as a configuration has it."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def shown(value: object) -> str:
     return ", ".join(map(str, several(value))) or "nothing"
 
@@ -214,8 +239,7 @@ def overlay(base: Config, given: Mapping[str, object]) -> Config:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
             raise ConfigError(f"unknown setting {key!r}; {hint}Known: {', '.join(known)}")
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
-    return dataclasses.replace(base, **values)
+    return dataclasses.replace(base, **{k: as_setting(v) for k, v in given.items()})
 
 
 def without_idle(
@@ -269,8 +293,8 @@ def to_toml(config: "DataclassInstance") -> str:
 def read_toml(path: Path) -> dict[str, object]:
     """The settings in a TOML file; the error names the file and the line."""
     try:
-        return tomllib.loads(path.read_text())
+        return parse_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not a TOML file: {error}") from error
