@@ -159,7 +159,7 @@ class RunConfig:
         "float32", "how clients' state is stored", RESULT | PACE | MEMORY, STATE_DTYPES
     )
     state_memory: float = of_machine(
-        0.0, "GB for clients' state; 0: half of what is free", PLACE | MEMORY, least=0.0
+        0.0, "GB for clients' state; 0: half of what is free", PLACE | MEMORY, least=0.0, most=1e9
     )
     seed: int = of_machine(0, "of everything that is drawn", BITS | CLIENTS, least=0, common=True)
     lanes: int = of_machine(

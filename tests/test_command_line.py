@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from command_server import Commands
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from settings_cases import Case, commands
 from settings_model import expected
 
@@ -21,13 +21,13 @@ from c2v_sim.config import FIELDS
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.presets import PRESETS
 
-# Of a case that trains for real: little data, little work, nothing from the network.
+# Of a case that loads its data: little data, little work, nothing from the network.
 SMALL = {"dataset": "shapes", "train_size": 60, "test_size": 40, "rounds": 1, "local_epochs": 1}
 FROM_ELSEWHERE = ("index_encoder", "index_clip_model", "index_clip_weights", "data_dir")
-SLOW = ("model", "norm", "index_epochs", "index_hidden", "clients_per_domain")
-TRAINED = {n: s for n, s in FIELDS.items() if n not in (*SMALL, *FROM_ELSEWHERE, *SLOW)}
+SMALL_ENOUGH = {n: s for n, s in FIELDS.items() if n not in (*SMALL, *FROM_ELSEWHERE)}
 CASES = 20 * settings.default.max_examples  # 2,000, or more with another profile (make fuzz)
 REAL = CASES // 40
+ONCE = [Phase.generate]  # a process is too slow to look for a smaller case
 net = functools.partial(
     settings,
     deadline=None,
@@ -99,7 +99,7 @@ def real():
         yield commands
 
 
-@net(max_examples=REAL)
+@net(max_examples=REAL, phases=ONCE)
 @given(case=commands(FIELDS, PRESETS).filter(lambda case: expected(case)[0] is None))
 def test_a_real_process_refuses_before_anything_is_written(folder, real, case):
     arguments = case.arguments(written(case, folder))
@@ -107,26 +107,45 @@ def test_a_real_process_refuses_before_anything_is_written(folder, real, case):
     assert os.listdir(folder) == []
 
 
-@net(max_examples=REAL // 2)
-@given(case=commands(TRAINED, ()))
-def test_a_real_process_trains_or_refuses(folder, real, case):
-    """Whatever the model accepts ends in a result or in one clear sentence."""
-    extra = {name: value for name, value in SMALL.items()}
-    extra |= {} if "clients" in case.flags else {"clients": 3}
-    extra |= {"model": "linear"} | ({"index_epochs": 1} if case.flags.get("improve") else {})
-    case.flags = extra | case.flags
-    assume(expected(case)[0] is not None)
-    code, out, err = real.call("run", [*case.arguments(""), "--out", "run"], folder)
+def check_end(folder: Path, code: int, err: str) -> None:
+    """A result or one clear sentence; nothing is left of what was refused."""
     assert "Traceback" not in err, err
     assert code in (0, 1, 2)
     left = set(os.listdir(folder)) - {"data"}
     assert left == (set() if code == 2 else {"run"}), (left, err)
     if code:
         assert err.splitlines()[-1].startswith("c2v_sim: error: "), err
-    else:
-        assert (folder / "run/result.json").exists()
     for name in left:
         shutil.rmtree(folder / name)
+
+
+@net(max_examples=REAL, phases=ONCE)
+@given(case=commands(SMALL_ENOUGH, (), least=2))
+def test_a_real_process_begins_or_refuses_whatever_the_model_accepts(folder, real, case):
+    case.flags = SMALL | {"clients": 3} | case.flags
+    assume(expected(case)[0] is not None)
+    arguments = [*case.arguments(""), "--out", "run"]
+    code, _, err = real.call("run", arguments, folder, without=["prepare_index", "execute"])
+    check_end(folder, code, err)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"algorithm": "feddyn", "feddyn_alpha": 9, "lda": "per_class", "alpha": 2},
+        {"algorithm": "moon", "participation": 0.3, "augment": "crop-flip", "sampling": "size"},
+        {"weight_decay": 1.8e198, "momentum": 0.95},  # not finite
+        {"improve": ["local", "sampling"], "index": "class-prototypes", "lr": 5e-324},
+    ],
+)
+def test_a_real_process_trains(folder, real, flags):
+    case = Case(flags=SMALL | {"clients": 3, "model": "linear"} | flags)
+    assert expected(case)[0] is not None
+    code, _, err = real.call("run", [*case.arguments(""), "--out", "run"], folder)
+    assert code == (1 if "weight_decay" in flags else 0), err
+    assert (folder / "run/result.json").exists() == (code == 0)
+    check_end(folder, code, err)
 
 
 def test_a_plain_process_says_the_same(tmp_path):

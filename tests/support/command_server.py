@@ -1,8 +1,9 @@
 """Real commands in real processes, cheaply: imports everything once and forks for each of them.
 
-`Commands` starts this file as a process; it reads lines of JSON (module, arguments, folder) and
-answers each with the exit code. The child has the arguments in sys.argv and ends by sys.exit, as
-under `python -m`; its address space and its seconds are limited.
+`Commands` starts this file as a process; it reads lines of JSON (module, arguments, folder, names)
+and answers each with the exit code. The child has the arguments in sys.argv and ends by sys.exit, as
+under `python -m`; its address space and its seconds are limited. Functions of the module by these
+names are left out: they answer 0.
 """
 
 import importlib
@@ -12,6 +13,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 MODULES = ("c2v_sim.run.__main__", "c2v_sim.index.__main__", "c2v_sim.sweep.__main__")
@@ -36,9 +38,11 @@ class Commands:
         self.process.wait()
         self.process.stdout.close()
 
-    def call(self, module: str, arguments: list[str], folder: Path) -> tuple[int, str, str]:
+    def call(
+        self, module: str, arguments: list[str], folder: Path, without: Sequence[str] = ()
+    ) -> tuple[int, str, str]:
         """Exit code, standard output and error."""
-        line = json.dumps([f"c2v_sim.{module}.__main__", arguments, str(folder)])
+        line = json.dumps([f"c2v_sim.{module}.__main__", arguments, str(folder), [*without]])
         self.process.stdin.write(line.encode() + b"\n")
         self.process.stdin.flush()
         code = int(self.process.stdout.readline())
@@ -49,9 +53,10 @@ class Commands:
 def serve() -> None:
     modules = {name: importlib.import_module(name) for name in MODULES}
     for line in sys.stdin.buffer:
-        name, arguments, folder = json.loads(line)
+        name, arguments, folder, without = json.loads(line)
         child = os.fork()
         if child == 0:
+            vars(modules[name]).update({f: lambda *a, **k: 0 for f in without})
             _become(modules[name], arguments, folder)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)

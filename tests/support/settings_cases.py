@@ -147,12 +147,14 @@ def wrong_as_flag(setting: Setting) -> st.SearchStrategy:
 
 
 @st.composite
-def commands(draw: st.DrawFn, known: dict[str, Setting], presets: tuple[str, ...]) -> Case:
+def commands(
+    draw: st.DrawFn, known: dict[str, Setting], presets: tuple[str, ...], least: int = 0
+) -> Case:
     """Some settings with good values and mostly with what they need; now and then wrong ones."""
     case = Case(preset=draw(st.sampled_from([None, *presets])) if draw(st.booleans()) else None)
     if presets and draw(st.booleans()):
         case.in_file = {}
-    chosen = draw(st.lists(st.sampled_from(sorted(known)), unique=True, max_size=5))
+    chosen = draw(st.lists(st.sampled_from(sorted(known)), unique=True, min_size=least, max_size=5))
     with_needs = draw(st.integers(0, 3)) > 0
     for name in chosen:
         needs = {other: v for other, v in known[name].needs.items() if with_needs and other in known}
