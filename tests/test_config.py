@@ -39,6 +39,8 @@ def test_paper_preset():
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"clients": -3}, "clients must be at least 0"),
+        ({"seed": 2**70}, rf"seed must be in \[0, {2**64 - 1}\], got {2**70}"),
+        ({"improve": ("sampling", "sampling")}, "improve must name each of its values once"),
         ({"clients": 0}, "clients must be at least 1 with partition = dirichlet, got 0"),
         ({"sample_fraction": 0.0}, r"sample_fraction must be in \(0, 1\], got 0.0"),
         ({"train_fraction": 1.0}, r"train_fraction must be in \(0, 1\), got 1.0"),

@@ -61,6 +61,11 @@ class ClientIndex:
     def quality(self) -> dict[str, float]:
         return self.provenance.get("quality", {})
 
+    @property
+    def sha256(self) -> str:
+        """Of the vectors and of what they were made of."""
+        return tensor_file.checksum(self._tensors())
+
     def only(self, part: str) -> "ClientIndex":
         """The index with one part alone, for the ablations: `feature` or `label`."""
         if part not in self.parts:
@@ -105,14 +110,13 @@ class ClientIndex:
 
         shared: other processes may write the same file at the same time.
         """
-        tensors = self._tensors()
         about = {
             "c2v_sim": "client index",
             "format": str(FORMAT),
             "provenance": json.dumps(self.provenance),
-            "sha256": tensor_file.checksum(tensors),
+            "sha256": self.sha256,
         }
-        tensor_file.save(Path(path), tensors, about, shared=shared)
+        tensor_file.save(Path(path), self._tensors(), about, shared=shared)
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("feature", "label", "sizes", "label_counts", "domains")

@@ -18,6 +18,7 @@ from c2v_sim.system.settings import (
     NOTHING_MORE,
     PAPER,
     POSITIVE,
+    SEEDS,
     Affects,
     Section,
     check_all,
@@ -76,7 +77,7 @@ class IndexConfig:
         2, "threads of the server (global); decides the last bits", BITS | PACE, least=1
     )
     seed: int = of_machine(
-        0, "of everything that is drawn", BITS, least=0, shared=True, common=True
+        0, "of everything that is drawn", BITS, shared=True, common=True, **SEEDS
     )
     lanes: int = of_machine(
         0,

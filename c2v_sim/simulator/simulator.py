@@ -105,6 +105,10 @@ class Simulator:
         objective = self.training.objective
         return objective.regulariser if isinstance(objective, Regularised) else None
 
+    def spill_to(self, folder: Path) -> None:
+        """Client state beyond the memory goes to `folder` from now on."""
+        self._state.parts.budget.folder = folder
+
     def use_index(self, index: ClientIndex) -> None:
         """Let `index` steer the improvements; it must be of this federation."""
         config = self.config

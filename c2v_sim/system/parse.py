@@ -22,7 +22,7 @@ def parse_json_object(text: str | bytes) -> dict[str, Any]:
     """The same, where the text must be an object."""
     data = parse_json(text)
     if not isinstance(data, dict):
-        raise ValueError(f"it must be a JSON object, not a {type(data).__name__}")
+        raise ValueError(f"it must hold an object, {{…}}, got {data!r:.40}")
     return data
 
 

@@ -15,6 +15,7 @@ import dataclasses
 import difflib
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
@@ -54,6 +55,7 @@ REPORT, PAPER = "report", "paper"  # of runs; of what differs from the paper
 LARGEST = 2**63 - 1  # of whole numbers: what tensors and arrays can hold
 SHOWN = 200  # characters of a wrong value that an error repeats
 POSITIVE: dict[str, Any] = {"above": 0.0, "below": math.inf}
+SEEDS: dict[str, Any] = {"least": 0, "most": 2**64 - 1}  # torch's generators take no more
 
 
 @dataclass(frozen=True)
@@ -162,13 +164,17 @@ def check(setting: Setting, value: object) -> None:
     mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
     if mistaken or not isinstance(value, allowed):
         raise ConfigError(f"{name} must be {wanted}, got {_brief(value)}")
-    if isinstance(value, int) and abs(value) > LARGEST:
+    if isinstance(value, int) and setting.most is None and abs(value) > LARGEST:
         raise ConfigError(f"{name} must be at most 2**63 - 1, got {_brief(value)}")
     for item in several(value):
         if setting.choices is not None and item not in setting.choices:
-            raise ConfigError(f"{name} must be one of {', '.join(setting.choices)}; got {_brief(item)}")
+            known = ", ".join(setting.choices)
+            raise ConfigError(f"{name} must be one of {known}; got {_brief(item)}")
         if isinstance(item, str) and not is_text(item):
             raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {item!r}")
+    twice = [item for item, count in Counter(several(value)).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{name} must name each of its values once, got {twice[0]!r} twice")
     if isinstance(value, (int, float)):
         check_range(setting, value)
 
@@ -189,12 +195,12 @@ def is_text(value: str) -> bool:
 
 def check_range(setting: Setting, value: float) -> None:
     if setting.least is not None and not value >= setting.least:
-        raise ConfigError(f"{setting.name} must be at least {setting.least}, got {value}")
+        raise ConfigError(f"{setting.name} must be at least {setting.least}, got {_brief(value)}")
     inside = [setting.above is None or value > setting.above]
     inside += [setting.most is None or value <= setting.most]
     inside += [setting.below is None or value < setting.below]
     if not all(inside):
-        raise ConfigError(f"{setting.name} must be {range_of(setting)}, got {value}")
+        raise ConfigError(f"{setting.name} must be {range_of(setting)}, got {_brief(value)}")
 
 
 def range_of(setting: Setting) -> str:
@@ -204,7 +210,11 @@ def range_of(setting: Setting) -> str:
         return "positive" if high is None else "a positive number"
     low = setting.least if setting.above is None else setting.above
     opening, closing = "[" if setting.above is None else "(", ")" if setting.most is None else "]"
-    return f"in {opening}{low:g}, {high:g}{closing}"
+    return f"in {opening}{_number(low)}, {_number(high)}{closing}"
+
+
+def _number(value: float | None) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def several(value: object) -> tuple[object, ...]:

@@ -68,7 +68,7 @@ def _plain(setting: Setting) -> st.SearchStrategy:
 
 def _good_whole(setting: Setting) -> st.SearchStrategy:
     least = int(_low(setting))
-    most = int(min(LARGEST, _high(setting)))
+    most = LARGEST if _high(setting) == math.inf else int(_high(setting))
     return st.integers(least, min(most, least + 40)) | st.integers(least, most)
 
 
@@ -102,7 +102,9 @@ def in_range(setting: Setting, value: float) -> bool:
     checks += [setting.above is None or value > setting.above]
     checks += [setting.most is None or value <= setting.most]
     checks += [setting.below is None or value < setting.below]
-    return all(checks) and value == value and (not isinstance(value, int) or abs(value) < 2**63)
+    # A whole number without a bound of its own must fit into a tensor.
+    small = setting.most is not None or not isinstance(value, int) or abs(value) < 2**63
+    return all(checks) and value == value and small
 
 
 def _outside(setting: Setting) -> st.SearchStrategy:
@@ -122,6 +124,8 @@ def wrong_in_file(setting: Setting) -> st.SearchStrategy:
     values += [{"a": 1}, date(2026, 1, 1), [[1]], [{"a": 1}]]
     out = st.sampled_from(values)
     if setting.choices is not None:
+        if setting.type == LIST:
+            out |= st.just([setting.choices[0]] * 2)
         unknown = TEXTS.filter(lambda text: text not in setting.choices)
         return out | (unknown.map(lambda text: [text]) if setting.type == LIST else unknown)
     if setting.type in (int, float):
@@ -135,7 +139,8 @@ def wrong_as_flag(setting: Setting) -> st.SearchStrategy:
         return st.just("yes")  # flags of this kind take no value
     if setting.choices is not None:
         unknown = TEXTS.filter(lambda text: text not in setting.choices and text[:1] != "-")
-        return unknown.map(lambda text: [text]) if setting.type == LIST else unknown
+        twice = st.just([setting.choices[0]] * 2)
+        return unknown.map(lambda text: [text]) | twice if setting.type == LIST else unknown
     if setting.type in (int, float):
         words = ["many", "", "1,5", "0x10", "--", "9" * 5000 if setting.type is int else "1e"]
         words += ["1.5", "1e3", "nan", "inf"] if setting.type is int else []
