@@ -294,4 +294,8 @@ def _as_the_data_comes(given: Mapping[str, object], base: RunConfig) -> Mapping[
 
 def saved_config(path: Path) -> RunConfig:
     """The configuration of a run; what had no effect, and was once accepted, is the default."""
-    return make_config(OF_OLDER_RUNS | read_toml(path), shared=FIELDS)
+    given = OF_OLDER_RUNS | read_toml(path)
+    try:
+        return make_config(given, shared=FIELDS)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -83,7 +83,10 @@ def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
     index = {k: v for k, v in saved.items() if k not in data or k in INDEX_FIELDS}
     if (folder / INDEX).exists():
         raise ConfigError(f"--resume {folder}: {INDEX} is there already, nothing is left to do")
-    return make_config(data, shared=FIELDS), overlay(IndexConfig(), index)
+    try:
+        return make_config(data, shared=FIELDS), overlay(IndexConfig(), index)
+    except ConfigError as error:
+        raise ConfigError(f"--resume {folder}: {SETTINGS}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,7 +32,7 @@ from c2v_sim.run.manifest import manifest
 from c2v_sim.simulator.records import STAGES, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.files import flush, make_directory, write_atomically
-from c2v_sim.system.parse import parse_json_object
+from c2v_sim.system.parse import is_a, parse_json_object
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 CLIENTS, INDEX = "clients.npz", "index.safetensors"
@@ -121,8 +121,14 @@ def to_line(record: RoundRecord) -> bytes:
 
 
 def parse_rounds(lines: Sequence[bytes]) -> list[RoundRecord]:
-    """The records in lines of rounds.jsonl."""
-    return [RoundRecord(**parse_json_object(line)) for line in lines]
+    """The records in lines of rounds.jsonl; ValueError or TypeError for a line that is none."""
+    records = [RoundRecord(**parse_json_object(line)) for line in lines]
+    for record in records:
+        for field in dataclasses.fields(record):
+            value = getattr(record, field.name)
+            if not is_a(value, field.type):
+                raise ValueError(f"{field.name} cannot be {value!r:.40}")
+    return records
 
 
 def without_accuracy(line: bytes) -> bytes:

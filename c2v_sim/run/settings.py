@@ -14,7 +14,7 @@ from c2v_sim.run.resume import check_rounds, check_settings
 from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
-from c2v_sim.system.settings import Affects, as_setting, check, names_affecting
+from c2v_sim.system.settings import Affects, as_setting, check, check_names, names_affecting
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset or --config is
 given), then --config, then flags. The defaults shown are those of the preset quick; --print-config
@@ -54,12 +54,21 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     base = preset(label) if label else RunConfig()
     label = " + ".join(filter(None, (label, arguments.config and arguments.config.name)))
     label = arguments.label or label
-    for name in given.keys() & in_file.keys():  # a wrong value is refused where a flag hides it too
-        check(FIELDS[name], as_setting(in_file[name]))
+    check_file(arguments.config, in_file)
     config = make_config(in_file | given, base, flags=given)
     untouched = vars(base) | in_file
     changed = [k for k in given if given[k] != as_setting(untouched[k]) and not FIELDS[k].free]
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
+
+
+def check_file(path: Path, in_file: dict[str, object]) -> None:
+    """Refuse what is wrong in itself, whether a flag takes its place or not."""
+    try:
+        check_names(RunConfig, in_file)
+        for name, value in in_file.items():
+            check(FIELDS[name], as_setting(value))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def resumed_settings(arguments: argparse.Namespace, given: dict[str, object]) -> RunConfig:

@@ -30,6 +30,7 @@ uses, or that an axis sets, is refused, as is everything else that the run comma
 """
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -46,6 +47,7 @@ from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.parse import parse_toml
 
 SWEEP = "sweep.toml"  # in the sweep's directory
+MOST_CELLS = 100_000
 SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
 SHAPES |= {"skip": list, "table": dict}
 KIND_NAMES: dict[type, str] = {str: "a text", dict: "a table", list: "a list of tables"}
@@ -128,6 +130,9 @@ def make_sweep(content: JsonObject, text: str, settings: Settings) -> Sweep:
     labels = {name: tuple(of_axis) for name, of_axis in axes.items()}
     skipped = [checked_skip(pattern, labels) for pattern in content.get("skip", [])]
     base = {**content.get("base", {}), **settings}
+    size = math.prod(map(len, labels.values()))
+    if size > MOST_CELLS:
+        raise ConfigError(f"the grid has {size:,} cells; more than {MOST_CELLS:,} are not meant")
     cells = []
     for combination in itertools.product(*labels.values()):
         chosen = dict(zip(labels, combination, strict=True))

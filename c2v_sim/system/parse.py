@@ -1,4 +1,4 @@
-"""Texts of JSON and TOML files → plain data; ValueError for every text that is none.
+"""Texts of JSON and TOML files → plain data, and its types; ValueError for texts that are none.
 
 Brackets in brackets, some thousand deep, end the interpreter's own parsers with RecursionError, and
 no file of this package is like that.
@@ -6,7 +6,8 @@ no file of this package is like that.
 
 import json
 import tomllib
-from typing import Any
+import types
+from typing import Any, get_args, get_origin
 
 TOO_DEEP = "its lists or tables are nested too deep"
 
@@ -31,3 +32,21 @@ def parse_toml(text: str) -> dict[str, Any]:
         return tomllib.loads(text)
     except RecursionError as error:
         raise ValueError(TOO_DEEP) from error
+
+
+def is_a(value: object, kind: Any) -> bool:
+    """Whether plain data is of a type: str, int, float, list[…], dict[str, …], or one of several."""
+    origin, inside = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return True
+    if origin is types.UnionType:
+        return any(is_a(value, one) for one in inside)
+    if origin is list:
+        return isinstance(value, list) and all(is_a(item, inside[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(is_a(item, inside[1]) for item in value.values())
+    if isinstance(value, bool) or kind is bool:  # which Python takes for a number
+        return isinstance(value, bool) and kind is bool
+    if kind is None or kind is types.NoneType:
+        return value is None
+    return isinstance(value, (int, float) if kind is float else kind)

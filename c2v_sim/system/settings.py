@@ -160,10 +160,8 @@ def check_all(config: "DataclassInstance") -> None:
 
 def check(setting: Setting, value: object) -> None:
     """Refuse a value of another type, or outside of the setting's choices and range."""
-    name, (allowed, wanted) = setting.name, _KINDS[setting.type]
-    mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
-    if mistaken or not isinstance(value, allowed):
-        raise ConfigError(f"{name} must be {wanted}, got {_brief(value)}")
+    name = setting.name
+    check_type(setting, value)
     if isinstance(value, int) and setting.most is None and abs(value) > LARGEST:
         raise ConfigError(f"{name} must be at most 2**63 - 1, got {_brief(value)}")
     for item in several(value):
@@ -177,6 +175,15 @@ def check(setting: Setting, value: object) -> None:
         raise ConfigError(f"{name} must name each of its values once, got {twice[0]!r} twice")
     if isinstance(value, (int, float)):
         check_range(setting, value)
+
+
+def check_type(setting: Setting, value: object) -> None:
+    allowed, wanted = _KINDS[setting.type]
+    mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
+    if mistaken or not isinstance(value, allowed):
+        raise ConfigError(f"{setting.name} must be {wanted}, got {_brief(value)}")
+    if setting.type == tuple[str, ...] and not all(isinstance(item, str) for item in several(value)):
+        raise ConfigError(f"{setting.name} must be {wanted}, got {_brief(value)}")
 
 
 def _brief(value: object) -> str:
@@ -243,13 +250,18 @@ def unmet_need(
 
 def overlay(base: Config, given: Mapping[str, object]) -> Config:
     """`base` with what was given on top; unknown settings are refused."""
-    known = facts_of(type(base))
+    check_names(type(base), given)
+    return dataclasses.replace(base, **{k: as_setting(v) for k, v in given.items()})
+
+
+def check_names(kind: type["DataclassInstance"], given: Iterable[str]) -> None:
+    """Refuse names that are no settings."""
+    known = facts_of(kind)
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"unknown setting {key!r}; {hint}Known: {', '.join(known)}")
-    return dataclasses.replace(base, **{k: as_setting(v) for k, v in given.items()})
+            raise ConfigError(f"unknown setting {_brief(key)}; {hint}Known: {', '.join(known)}")
 
 
 def without_idle(

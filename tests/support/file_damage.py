@@ -102,7 +102,7 @@ def zipped(members: dict[str, bytes]) -> bytes:
 def odd_arrays(member: bytes, marker: Path) -> Iterator[tuple[str, bytes]]:
     """The array with another dtype or shape, and headers that promise what is not there."""
     array = np.lib.format.read_array(io.BytesIO(member))
-    shapes = {"0-d": array.ravel()[:1].reshape(()), "2-d": np.atleast_1d(array)[None], "none": array.ravel()[:0]}
+    shapes = {"0-d": np.zeros((), array.dtype), "2-d": np.atleast_1d(array)[None], "none": array.ravel()[:0]}
     kinds = ["f8", "U8", "S4", "bool", "c16", "M8[s]", "i1", "u8"]
     for kind in kinds:
         yield f"as {kind}", npy(np.zeros(array.shape, kind))

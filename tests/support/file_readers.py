@@ -22,7 +22,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from c2v_sim import RunConfig, Simulator
-from c2v_sim.config import to_toml
+from c2v_sim.config import FIELDS, to_toml
 from c2v_sim.data.partition import Partition
 from c2v_sim.data.sources import cifar10, domainnet, image_folders, pacs, shakespeare
 from c2v_sim.index import __main__ as index_command
@@ -40,6 +40,7 @@ from c2v_sim.run.journal import Journal
 from c2v_sim.run.results import write_results
 from c2v_sim.sweep.file import read_sweep
 from c2v_sim.system import tensor_file
+from c2v_sim.system.errors import ConfigError
 
 SMALL = {"model": "linear", "rounds": 2, "participation": 0.5, "local_epochs": 1, "batch_size": 8}
 SMALL |= {"lanes": 1, "clients": 6, "improve": ("sampling", "aggregation", "local"), "lr": 0.05}
@@ -76,7 +77,7 @@ def cifar_batches(folder: Path) -> dict[str, bytes]:
     batches = {}
     for k, name in enumerate(cifar10.BATCH_SHA1):
         rows = slice(2 * k, 2 * k + 2)
-        batches[name] = pickle.dumps({b"data": planes[rows], b"labels": y[rows].tolist()}, 2)
+        batches[name] = pickle.dumps({b"data": planes[rows], b"labels": y[rows].tolist()}, 4)
     return batches
 
 
@@ -266,7 +267,12 @@ def config_file(folder: Path) -> Path:
 
 
 def read_config(path: Path) -> None:
-    run_settings.settings_of(run_settings.parser().parse_args(["--config", str(path)]))
+    arguments = run_settings.parser().parse_args(["--config", str(path)])
+    try:
+        run_settings.settings_of(arguments)
+    except ConfigError as error:  # settings that contradict one another are named, not the file
+        named = any(name in str(error) for name in FIELDS)
+        raise ConfigError(f"{error} {path if named else ''}") from error
 
 
 def sweep_file(folder: Path) -> Path:

