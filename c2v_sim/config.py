@@ -20,9 +20,10 @@ from c2v_sim.index.config import IMPROVEMENTS, IndexConfig, field_in_run, of_mac
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.ops.projection_orthogonality import FORMS
 from c2v_sim.system import settings
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.machine import DEVICES
-from c2v_sim.system.settings import PAPER, POSITIVE, REPORT, Affects, Section, read_toml, to_toml
+from c2v_sim.system.parse import read_toml, to_toml
+from c2v_sim.system.settings import PAPER, POSITIVE, REPORT, Affects, Section
 from c2v_sim.training.sampling import SAMPLERS
 
 __all__ = ["FIELDS", "RunConfig", "index_settings", "make_config"]
@@ -294,8 +295,5 @@ def _as_the_data_comes(given: Mapping[str, object], base: RunConfig) -> Mapping[
 
 def saved_config(path: Path) -> RunConfig:
     """The configuration of a run; what had no effect, and was once accepted, is the default."""
-    given = OF_OLDER_RUNS | read_toml(path)
-    try:
-        return make_config(given, shared=FIELDS)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    with naming(path):
+        return make_config(OF_OLDER_RUNS | read_toml(path), shared=FIELDS)

@@ -24,7 +24,7 @@ from c2v_sim.index.plots import plot_all
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import FEDERATION, SETTINGS, directory_settings, shown_training
-from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail
+from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail, naming
 from c2v_sim.system.files import new_directory, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
@@ -83,10 +83,8 @@ def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
     index = {k: v for k, v in saved.items() if k not in data or k in INDEX_FIELDS}
     if (folder / INDEX).exists():
         raise ConfigError(f"--resume {folder}: {INDEX} is there already, nothing is left to do")
-    try:
+    with naming(f"--resume {folder}: {SETTINGS}"):
         return make_config(data, shared=FIELDS), overlay(IndexConfig(), index)
-    except ConfigError as error:
-        raise ConfigError(f"--resume {folder}: {SETTINGS}: {error}") from error
 
 
 @dataclasses.dataclass(frozen=True)

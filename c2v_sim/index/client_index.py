@@ -97,8 +97,7 @@ class ClientIndex:
         differing = [name for name in ("data", "partition") if now[name] != made.get(name)]
         if differing and not allow_other:
             shown = "; ".join(
-                f"{n} {_named(made.get(n, {}))} there, {_named(now[n])} here"
-                for n in differing
+                f"{n} {_named(made.get(n, {}))} there, {_named(now[n])} here" for n in differing
             )
             raise ValueError(
                 f"the index was made for another federation: {shown}. Build the index anew with "

@@ -128,6 +128,8 @@ def parse_rounds(lines: Sequence[bytes]) -> list[RoundRecord]:
             value = getattr(record, field.name)
             if not is_a(value, field.type):
                 raise ValueError(f"{field.name} cannot be {value!r:.40}")
+        if len(record.cohort) != len(record.weights) or min(record.cohort, default=0) < 0:
+            raise ValueError("cohort and weights must name the same clients")
     return records
 
 

@@ -38,9 +38,11 @@ MANIFEST_KINDS: Kinds = {
     "data.domains": list[str] | None,
     "partition": dict[str, Any],
     "partition.convention": str | None,
+    "partition.clients": int,
     "model": dict[str, Any],
     "encoder": str | None,
     "index": dict[str, Any] | None,
+    "index.settings": dict[str, Any] | None,
     "commit": str | None,
 }
 RESULT_KINDS: Kinds = {"best_accuracy": float | None}
@@ -71,7 +73,11 @@ class Run:
 
     @cached_property
     def records(self) -> list[RoundRecord]:
-        return read_rounds(self.path / run_directory.ROUNDS)
+        file, clients = self.path / run_directory.ROUNDS, self.manifest["partition"]["clients"]
+        records = read_rounds(file)
+        if any(max(record.cohort, default=0) >= clients for record in records):
+            raise ValueError(f"{file} names clients that the run of {clients} does not have")
+        return records
 
     @cached_property
     def index(self) -> ClientIndex | None:

@@ -12,7 +12,7 @@ from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.resume import check_rounds, check_settings
 from c2v_sim.run.tensorboard import FOLDER
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.settings import Affects, as_setting, check, check_names, names_affecting
 
@@ -63,12 +63,10 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
 
 def check_file(path: Path, in_file: dict[str, object]) -> None:
     """Refuse what is wrong in itself, whether a flag takes its place or not."""
-    try:
+    with naming(path):
         check_names(RunConfig, in_file)
         for name, value in in_file.items():
             check(FIELDS[name], as_setting(value))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def resumed_settings(arguments: argparse.Namespace, given: dict[str, object]) -> RunConfig:

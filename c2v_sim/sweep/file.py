@@ -43,7 +43,7 @@ from c2v_sim.run.presets import preset
 from c2v_sim.run.reader import run_state
 from c2v_sim.sweep.shipped import shipped_sweeps, shipped_text
 from c2v_sim.sweep.tables.layout import Table, make_table
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.parse import parse_toml
 
 SWEEP = "sweep.toml"  # in the sweep's directory
@@ -100,10 +100,8 @@ def read_sweep(file: str | Path, settings: Settings | None = None) -> Sweep:
         content = parse_toml(text)
     except ValueError as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from error
-    try:
+    with naming(file):
         return make_sweep(content, text, settings or {})
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
 
 
 def sweep_text(file: str | Path) -> str:

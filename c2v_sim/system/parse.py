@@ -4,10 +4,19 @@ Brackets in brackets, some thousand deep, end the interpreter's own parsers with
 no file of this package is like that.
 """
 
+import dataclasses
 import json
 import tomllib
 import types
-from typing import Any, get_args, get_origin
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+import tomli_w
+
+from c2v_sim.system.errors import ConfigError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 TOO_DEEP = "its lists or tables are nested too deep"
 
@@ -34,8 +43,23 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise ValueError(TOO_DEEP) from error
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file; the error names the file and the line."""
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+
+
+def to_toml(config: "DataclassInstance") -> str:
+    """All settings as TOML, in the order of the fields; `--config` reads it back."""
+    return tomli_w.dumps(dataclasses.asdict(config))
+
+
 def is_a(value: object, kind: Any) -> bool:
-    """Whether plain data is of a type: str, int, float, list[…], dict[str, …], or one of several."""
+    """Whether plain data is of a type: str, int, float, list[…], dict[str, …] or one of some."""
     origin, inside = get_origin(kind), get_args(kind)
     if kind is Any:
         return True

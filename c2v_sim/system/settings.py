@@ -19,13 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import tomli_w
-
 from c2v_sim.system.errors import ConfigError
-from c2v_sim.system.parse import parse_toml
+from c2v_sim.system.text import brief, is_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,7 +50,6 @@ class Affects(Flag):
 NOTHING_MORE = Affects(0)
 REPORT, PAPER = "report", "paper"  # of runs; of what differs from the paper
 LARGEST = 2**63 - 1  # of whole numbers: what tensors and arrays can hold
-SHOWN = 200  # characters of a wrong value that an error repeats
 POSITIVE: dict[str, Any] = {"above": 0.0, "below": math.inf}
 SEEDS: dict[str, Any] = {"least": 0, "most": 2**64 - 1}  # torch's generators take no more
 
@@ -162,12 +158,10 @@ def check(setting: Setting, value: object) -> None:
     """Refuse a value of another type, or outside of the setting's choices and range."""
     name = setting.name
     check_type(setting, value)
-    if isinstance(value, int) and setting.most is None and abs(value) > LARGEST:
-        raise ConfigError(f"{name} must be at most 2**63 - 1, got {_brief(value)}")
     for item in several(value):
         if setting.choices is not None and item not in setting.choices:
             known = ", ".join(setting.choices)
-            raise ConfigError(f"{name} must be one of {known}; got {_brief(item)}")
+            raise ConfigError(f"{name} must be one of {known}; got {brief(item)}")
         if isinstance(item, str) and not is_text(item):
             raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {item!r}")
     twice = [item for item, count in Counter(several(value)).items() if count > 1]
@@ -181,33 +175,24 @@ def check_type(setting: Setting, value: object) -> None:
     allowed, wanted = _KINDS[setting.type]
     mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
     if mistaken or not isinstance(value, allowed):
-        raise ConfigError(f"{setting.name} must be {wanted}, got {_brief(value)}")
-    if setting.type == tuple[str, ...] and not all(isinstance(item, str) for item in several(value)):
-        raise ConfigError(f"{setting.name} must be {wanted}, got {_brief(value)}")
-
-
-def _brief(value: object) -> str:
-    """The value in a sentence, whatever it is."""
-    try:
-        text = repr(value)
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of thousands of digits"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-
-
-def is_text(value: str) -> bool:
-    """Whether a file can hold it: bytes of an argument that are no UTF-8 are half surrogates here."""
-    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)
+        raise ConfigError(f"{setting.name} must be {wanted}, got {brief(value)}")
+    most = LARGEST if setting.most is None else max(LARGEST, setting.most)
+    if isinstance(value, int) and abs(value) > most:
+        raise ConfigError(f"{setting.name} must be at most {most}, got {brief(value)}")
+    if setting.type == tuple[str, ...] and not all(
+        isinstance(item, str) for item in several(value)
+    ):
+        raise ConfigError(f"{setting.name} must be {wanted}, got {brief(value)}")
 
 
 def check_range(setting: Setting, value: float) -> None:
     if setting.least is not None and not value >= setting.least:
-        raise ConfigError(f"{setting.name} must be at least {setting.least}, got {_brief(value)}")
+        raise ConfigError(f"{setting.name} must be at least {setting.least}, got {brief(value)}")
     inside = [setting.above is None or value > setting.above]
     inside += [setting.most is None or value <= setting.most]
     inside += [setting.below is None or value < setting.below]
     if not all(inside):
-        raise ConfigError(f"{setting.name} must be {range_of(setting)}, got {_brief(value)}")
+        raise ConfigError(f"{setting.name} must be {range_of(setting)}, got {brief(value)}")
 
 
 def range_of(setting: Setting) -> str:
@@ -261,7 +246,7 @@ def check_names(kind: type["DataclassInstance"], given: Iterable[str]) -> None:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"unknown setting {_brief(key)}; {hint}Known: {', '.join(known)}")
+            raise ConfigError(f"unknown setting {brief(key)}; {hint}Known: {', '.join(known)}")
 
 
 def without_idle(
@@ -302,21 +287,3 @@ def fixed(config: "DataclassInstance") -> dict[str, object]:
     """The settings that a resume may not change, as dataclasses.asdict has them."""
     known = facts_of(type(config))
     return {name: v for name, v in dataclasses.asdict(config).items() if not known[name].free}
-
-
-# ---- files -----------------------------------------------------------------------------------
-
-
-def to_toml(config: "DataclassInstance") -> str:
-    """All settings as TOML, in the order of the fields; `--config` reads it back."""
-    return tomli_w.dumps(dataclasses.asdict(config))
-
-
-def read_toml(path: Path) -> dict[str, object]:
-    """The settings in a TOML file; the error names the file and the line."""
-    try:
-        return parse_toml(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error

@@ -1,9 +1,9 @@
 """Real commands in real processes, cheaply: imports everything once and forks for each of them.
 
 `Commands` starts this file as a process; it reads lines of JSON (module, arguments, folder, names)
-and answers each with the exit code. The child has the arguments in sys.argv and ends by sys.exit, as
-under `python -m`; its address space and its seconds are limited. Functions of the module by these
-names are left out: they answer 0.
+and answers each with the exit code. The child has the arguments in sys.argv and ends by sys.exit,
+as under `python -m`; its address space and its seconds are limited. Functions of the module by
+these names are left out: they answer 0.
 """
 
 import importlib
@@ -67,7 +67,9 @@ def _become(module: object, arguments: list[str], folder: str) -> None:
         os.dup2(os.open(f"{folder}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     os.chdir(folder)
     resource.setrlimit(resource.RLIMIT_AS, (BYTES, BYTES))
-    signal.alarm(SECONDS)  # its default action ends the process
+    # Seconds of work, as the machine may be busy; the default action of both ends the process.
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    signal.alarm(20 * SECONDS)
     sys.argv = [module.__file__, *arguments]
     code = 1
     try:

@@ -1,7 +1,8 @@
 """Structured damage: the bytes of a good file → many bad ones, each with what was done to it.
 
-`damages(path, content, marker)` chooses by the file's kind. Everything is drawn from a seed, so that
-a case has a name that finds it again. `marker` is a file that a pickle creates when it is executed.
+`damages(path, content, marker)` chooses by the file's kind. Everything is drawn from a seed, so
+that a case has a name that finds it again. `marker` is a file that a pickle creates when it is
+executed.
 """
 
 import io
@@ -35,7 +36,9 @@ class Creates:
         return Path.touch, (self.marker,)
 
 
-def damages(path: Path, content: bytes, marker: Path, seed: int = 0, flips: int = 12) -> list[Damage]:
+def damages(
+    path: Path, content: bytes, marker: Path, seed: int = 0, flips: int = 12
+) -> list[Damage]:
     """All damage that fits the kind of file that `path` is."""
     out = list(general(content, marker, random.Random(f"{seed} {path.name}"), flips))
     kind = path.suffix
@@ -53,7 +56,13 @@ def general(content: bytes, marker: Path, rng: random.Random, flips: int) -> Ite
     yield "not UTF-8", b"\xff\xfe" + content
     yield "twice", content + content
     yield "halves swapped", content[size // 2 :] + content[: size // 2]
-    for cut in (1, size // 4, size // 2, size - 1, *(rng.randrange(1, size) for _ in range(flips // 2))):
+    for cut in (
+        1,
+        size // 4,
+        size // 2,
+        size - 1,
+        *(rng.randrange(1, size) for _ in range(flips // 2)),
+    ):
         yield f"cut to {cut}", content[:cut]
     for number in range(flips):
         changed = bytearray(content)
@@ -88,7 +97,10 @@ def in_zip(content: bytes, marker: Path) -> Iterator[Damage]:
     yield "contents of members swapped", zipped(rotated)
     largest = max(members, key=lambda name: len(members[name]))
     yield f"{largest} is a bomb", zip_bomb(members, largest)
-    yield "encrypted flag", content.replace(b"PK\x01\x02\x14\0\x14\0\0", b"PK\x01\x02\x14\0\x14\0\1")
+    yield (
+        "encrypted flag",
+        content.replace(b"PK\x01\x02\x14\0\x14\0\0", b"PK\x01\x02\x14\0\x14\0\1"),
+    )
 
 
 def zipped(members: dict[str, bytes]) -> bytes:
@@ -102,7 +114,11 @@ def zipped(members: dict[str, bytes]) -> bytes:
 def odd_arrays(member: bytes, marker: Path) -> Iterator[tuple[str, bytes]]:
     """The array with another dtype or shape, and headers that promise what is not there."""
     array = np.lib.format.read_array(io.BytesIO(member))
-    shapes = {"0-d": np.zeros((), array.dtype), "2-d": np.atleast_1d(array)[None], "none": array.ravel()[:0]}
+    shapes = {
+        "0-d": np.zeros((), array.dtype),
+        "2-d": np.atleast_1d(array)[None],
+        "none": array.ravel()[:0],
+    }
     kinds = ["f8", "U8", "S4", "bool", "c16", "M8[s]", "i1", "u8"]
     for kind in kinds:
         yield f"as {kind}", npy(np.zeros(array.shape, kind))
@@ -117,9 +133,23 @@ def odd_arrays(member: bytes, marker: Path) -> Iterator[tuple[str, bytes]]:
     yield "of objects", npy(objects, allow_pickle=True)
     data = npy(array)
     length = struct.unpack("<H", data[8:10])[0]
-    for shape in ("(30000000000,)", "(-1,)", "(1.5,)", "(2**70,)", "(" * 200, "()", "('a',)", "(10**30,)"):
-        header = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}".encode()
-        yield f"claims {shape[:20]}", data[:8] + struct.pack("<H", len(header)) + header + data[10 + length :]
+    for shape in (
+        "(30000000000,)",
+        "(-1,)",
+        "(1.5,)",
+        "(2**70,)",
+        "(" * 200,
+        "()",
+        "('a',)",
+        "(10**30,)",
+    ):
+        header = (
+            f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': {shape}, }}".encode()
+        )
+        yield (
+            f"claims {shape[:20]}",
+            data[:8] + struct.pack("<H", len(header)) + header + data[10 + length :],
+        )
     yield "header of 60 KB", data[:8] + struct.pack("<H", 60_000) + b"{" * 60_000
 
 
@@ -140,16 +170,24 @@ def zip_bomb(members: dict[str, bytes], name: str) -> bytes:
         records = archive.filelist
         start = archive.start_dir
     directory = plain[start : plain.rindex(b"PK\5\6")]
-    size, packed, text = BOMB_BYTES & 0xFFFFFFFF, len(content), name.encode()
+    packed, text = len(content), name.encode()
     # Sizes beyond 4 GB stand in an extra field (zip64).
     extra = struct.pack("<HHQQ", 1, 16, BOMB_BYTES, packed)
-    common = struct.pack("<HHHHHIIIHH", 45, 0, 8, 0, 33, 1, 0xFFFFFFFF, 0xFFFFFFFF, len(text), len(extra))
+    common = struct.pack(
+        "<HHHHHIIIHH", 45, 0, 8, 0, 33, 1, 0xFFFFFFFF, 0xFFFFFFFF, len(text), len(extra)
+    )
     local = b"PK\3\4" + common + text + extra
-    entry = b"PK\1\2" + struct.pack("<H", 45) + common + struct.pack("<HHHII", 0, 0, 0, 0, start) + text + extra
+    entry = (
+        b"PK\1\2"
+        + struct.pack("<H", 45)
+        + common
+        + struct.pack("<HHHII", 0, 0, 0, 0, start)
+        + text
+        + extra
+    )
     body = plain[:start] + local + content
     count, whole = len(records) + 1, directory + entry
     end = b"PK\5\6" + struct.pack("<HHHHIIH", 0, 0, count, count, len(whole), len(body), 0)
-    assert size >= 0
     return body + whole + end
 
 
@@ -223,7 +261,19 @@ def in_safetensors(content: bytes) -> Iterator[Damage]:
         yield f"header {what}", struct.pack("<Q", len(text)) + text + data
     names = [name for name in header if name != "__metadata__"]
     for name in names:
-        for kind in ("F64", "F16", "BF16", "F8_E5M2", "F8_E8M0", "F4", "BOOL", "U64", "C64", "I8", "Q9"):
+        for kind in (
+            "F64",
+            "F16",
+            "BF16",
+            "F8_E5M2",
+            "F8_E8M0",
+            "F4",
+            "BOOL",
+            "U64",
+            "C64",
+            "I8",
+            "Q9",
+        ):
             text = json.dumps(header | {name: header[name] | {"dtype": kind}}).encode()
             yield f"{name} as {kind}", struct.pack("<Q", len(text)) + text + data
 
@@ -233,7 +283,9 @@ def in_safetensors(content: bytes) -> Iterator[Damage]:
 
 def in_png(content: bytes) -> Iterator[Damage]:
     def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        return (
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )
 
     def image(width: int, height: int, depth: int, colour: int, *more: bytes) -> bytes:
         head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
@@ -244,7 +296,10 @@ def in_png(content: bytes) -> Iterator[Damage]:
     yield "a bomb of 60,000 pixels a side", image(60_000, 60_000, 8, 2, chunk(b"IDAT", zeros))
     yield "of no width", image(0, 5, 8, 2, chunk(b"IDAT", zlib.compress(b"")))
     yield "of 2**31 pixels", image(2**31 - 1, 2**31 - 1, 16, 6)
-    yield "text that inflates", image(4, 4, 8, 2, chunk(b"zTXt", b"a\0\0" + zeros), chunk(b"IDAT", zeros))
+    yield (
+        "text that inflates",
+        image(4, 4, 8, 2, chunk(b"zTXt", b"a\0\0" + zeros), chunk(b"IDAT", zeros)),
+    )
     yield "a profile that inflates", image(4, 4, 8, 2, chunk(b"iCCP", b"a\0\0" + zeros))
 
 

@@ -1,4 +1,8 @@
-"""Reads damaged files in a process of its own and says what went wrong: `problems_of(name, …)`.
+"""Reads damaged files and says what went wrong: `python file_net.py FOLDER [MOST [SEED]]`.
+
+A process of its own, which forks for every kind of file before torch has any thread. The results
+go to FOLDER/results.json: for each kind how many files were read, and a sentence for each problem.
+MOST: files of a kind, 0: all that `damages` gives; SEED: which, and where they are damaged.
 
 Allowed: a refusal (ValueError or OSError) that names the file, a fallback, or the very content that
 the good file has. Never: another exception, executed code, more than BYTES of memory or SECONDS of
@@ -8,6 +12,7 @@ time for one file, a change of any file in the folder.
 import hashlib
 import json
 import os
+import random
 import resource
 import shutil
 import signal
@@ -17,19 +22,39 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-from file_damage import damages
-from file_readers import READERS, Reader
+from file_damage import Damage, damages
+from file_readers import READERS, Reader, make_run
 
 BYTES, SECONDS = 1_500_000_000, 20
 
 
-def problems_of(name: str, folder: Path, seed: int = 0, flips: int = 12) -> tuple[int, list[str]]:
+# What is never left out where only some of the files are read.
+ALWAYS = ("empty", "bomb", "pickle", "deep", "claims", "of objects", "of many")
+
+
+def main(folder: Path, most: int = 0, seed: int = 0) -> None:
+    make_run_in_child(folder / "run")
+    results = {}
+    for name in READERS:
+        results[name] = problems_of(name, folder / name.replace(" ", "-"), most, seed)
+        (folder / "results.json").write_text(json.dumps(results))
+
+
+def make_run_in_child(out: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        make_run(out)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+def problems_of(name: str, folder: Path, most: int = 0, seed: int = 0) -> tuple[int, list[str]]:
     """How many files were read, and a sentence for each that was not read as it should be."""
     folder.mkdir(parents=True)
     report = folder / "report.txt"
     child = os.fork()
     if child == 0:
-        _in_child(READERS[name], folder, report, seed, flips)
+        _in_child(READERS[name], folder, report, most, seed)
     _, status = os.waitpid(child, 0)
     lines = report.read_text(errors="replace").splitlines()
     done = [json.loads(line) for line in lines if line.endswith("]")]
@@ -40,12 +65,12 @@ def problems_of(name: str, folder: Path, seed: int = 0, flips: int = 12) -> tupl
     return len(done), problems
 
 
-def _in_child(reader: Reader, folder: Path, report: Path, seed: int, flips: int) -> None:
+def _in_child(reader: Reader, folder: Path, report: Path, most: int, seed: int) -> None:
     code = 1
     try:
         with report.open("w") as out:
             sys.stderr = (folder / "said.txt").open("w+")
-            for what, why in _cases(reader, folder, seed, flips):
+            for what, why in _cases(reader, folder, most, seed):
                 out.write(json.dumps([what, why]) + "\n")
                 out.flush()
         code = 0
@@ -56,18 +81,20 @@ def _in_child(reader: Reader, folder: Path, report: Path, seed: int, flips: int)
         os._exit(code)
 
 
-def _cases(reader: Reader, folder: Path, seed: int, flips: int) -> Iterator[tuple[str, str]]:
+def _cases(reader: Reader, folder: Path, most: int, seed: int) -> Iterator[tuple[str, str]]:
     warnings.simplefilter("ignore")
     (folder / "good").mkdir()
     path, marker = reader.make(folder / "good"), folder / "executed"
     good, content = reader.read(path), path.read_bytes()
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + BYTES, used + BYTES))
-    for what, damaged in damages(path, content, marker, seed, flips):
+    for what, damaged in chosen(damages(path, content, marker, seed), most, seed):
         path.write_bytes(damaged)
         before = _fingerprint(folder / "good")
-        signal.alarm(SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # of work: the machine may be busy
+        signal.alarm(30 * SECONDS)  # whose default action, as that of the other, ends the process
         why = _outcome(reader, path, good)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         signal.alarm(0)
         if marker.exists():
             marker.unlink()
@@ -76,6 +103,15 @@ def _cases(reader: Reader, folder: Path, seed: int, flips: int) -> Iterator[tupl
             why = "a file was changed, made or removed"
         yield what, why
     shutil.rmtree(folder / "good")
+
+
+def chosen(every: list[Damage], most: int, seed: int) -> list[Damage]:
+    """At most about `most` of them; those of ALWAYS are never left out."""
+    if most == 0 or len(every) <= most:
+        return every
+    kept = [one for one in every if any(word in one[0] for word in ALWAYS)]
+    others = [one for one in every if not any(word in one[0] for word in ALWAYS)]
+    return kept + random.Random(seed).sample(others, max(0, min(len(others), most - len(kept))))
 
 
 def _outcome(reader: Reader, path: Path, good: object) -> str:
@@ -100,4 +136,10 @@ def _outcome(reader: Reader, path: Path, good: object) -> str:
 
 def _fingerprint(folder: Path) -> dict[str, str]:
     files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files if "lock" not in p.name}
+    return {
+        str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in files if "lock" not in p.name
+    }
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -8,6 +8,8 @@ import dataclasses
 import hashlib
 import io
 import json
+import pickle
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -69,8 +71,6 @@ def cifar_npz(folder: Path) -> Path:
 
 
 def cifar_batches(folder: Path) -> dict[str, bytes]:
-    import pickle
-
     arrays = cifar(folder)
     x, y = np.concatenate(arrays[::2]), np.concatenate(arrays[1::2])
     planes = x.transpose(0, 3, 1, 2).reshape(12, 3072)
@@ -106,7 +106,7 @@ def read_cifar(path: Path) -> None:
 
 
 def pacs_npz(folder: Path) -> Path:
-    pacs.SIDE, pacs.COUNTS = 4, {domain: (5,) * 7 for domain in pacs.DOMAIN_NAMES}
+    pacs.SIDE, pacs.COUNTS = 4, dict.fromkeys(pacs.DOMAIN_NAMES, (5,) * 7)
     cells = [(d, c, k) for d in range(4) for c in range(7) for k in range(5)]
     names = [f"{pacs.DOMAIN_NAMES[d]}/{pacs.CLASS_NAMES[c]}/{k}.jpg" for d, c, k in cells]
     x = np.random.default_rng(0).integers(0, 256, (len(cells), 4, 4, 3), dtype=np.uint8)
@@ -187,23 +187,29 @@ def simulated() -> Simulator:
     return Simulator(federation, RunConfig(**SMALL), index=made_up_index(federation))
 
 
+def make_run(out: Path) -> None:
+    """A whole run directory."""
+    federation = image_federation(side=4)
+    index = made_up_index(federation)
+    index.provenance.update(encoder="builtin", settings={}, losses=[], curve=[], quality={})
+    simulator = Simulator(federation, RunConfig(**SMALL), index=index)
+    create_run_directory(out, simulator, "test", "test")
+    add_index(out, index)
+    journal = Journal(out, simulator)
+    journal.resume()
+    for record in simulator.rounds():
+        journal.round_done(record)
+    journal.checkpoint()
+    write_results(out, simulator, journal.result)
+    simulator.close()
+
+
 def run_file(name: str) -> Callable[[Path], Path]:
-    """A whole run directory, of which one file is to be damaged."""
+    """A run directory, of which one file is to be damaged; copied from `../../run` if that is."""
 
     def make(folder: Path) -> Path:
-        federation, out = image_federation(side=4), folder / "run"
-        index = made_up_index(federation)
-        index.provenance.update(encoder="builtin", settings={}, losses=[], curve=[], quality={})
-        simulator = Simulator(federation, RunConfig(**SMALL), index=index)
-        create_run_directory(out, simulator, "test", "test")
-        add_index(out, index)
-        journal = Journal(out, simulator)
-        journal.resume()
-        for record in simulator.rounds():
-            journal.round_done(record)
-        journal.checkpoint()
-        write_results(out, simulator, journal.result)
-        simulator.close()
+        out, made = folder / "run", folder.parents[1] / "run"
+        shutil.copytree(made, out) if made.exists() else make_run(out)
         return next(out.glob(name))
 
     return make
@@ -242,7 +248,9 @@ def read_index_checkpoint(path: Path) -> None:
 
 
 def cache_file(folder: Path) -> Path:
-    tensor_file.write(folder / "cache.safetensors", {"images": torch.arange(6.0), "y": torch.ones(2)})
+    tensor_file.write(
+        folder / "cache.safetensors", {"images": torch.arange(6.0), "y": torch.ones(2)}
+    )
     return folder / "cache.safetensors"
 
 
@@ -300,31 +308,51 @@ def network() -> torch.nn.Module:
     return model
 
 
+def image_reader(kind: str) -> Reader:
+    return Reader(photos(kind), read_photos)
+
+
+def pretrained_reader(kind: str) -> Reader:
+    return Reader(weights(kind), plainly(lambda path: load_pretrained(network(), path)))
+
+
+def plainly(read: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Reads and forgets: nothing in the file vouches for what was understood."""
+
+    def forgetful(path: Path) -> None:
+        read(path)
+
+    return forgetful
+
+
+STATE = "checkpoints/000002"
 READERS = {
     "cifar10 npz": Reader(cifar_npz, read_cifar),
     "cifar10 archive": Reader(cifar_archive, read_cifar),
     "cifar10 pickle": Reader(cifar_folder, read_cifar),
-    "pacs npz": Reader(pacs_npz, lambda path: pacs.find(path.parent, False) and None),
+    "pacs npz": Reader(pacs_npz, plainly(lambda path: pacs.find(path.parent, False))),
     "shakespeare text": Reader(shakespeare_text, read_plays),
     "shakespeare zip": Reader(shakespeare_zip, read_plays),
-    "domainnet list": Reader(domain_list, lambda path: domainnet.read_list(path) and None),
+    "domainnet list": Reader(domain_list, plainly(domainnet.read_list)),
     "domainnet zip": Reader(domain_zip, read_domain_zip),
-    **{f"{kind} image": Reader(photos(kind), read_photos) for kind in ("png", "jpg", "gif", "bmp", "webp", "ppm")},
+    **{f"{kind} image": image_reader(kind) for kind in ("png", "jpg", "gif", "bmp", "webp", "ppm")},
     "run config": Reader(run_file("config.toml"), read_report),
     "run manifest": Reader(run_file("manifest.json"), read_report),
     "run records": Reader(run_file("rounds.jsonl"), read_report),
     "run clients": Reader(run_file("clients.npz"), read_report),
     "run index": Reader(run_file("index.safetensors"), read_report),
     "run result": Reader(run_file("result.json"), read_report),
-    "checkpoint manifest": Reader(run_file("checkpoints/000002/manifest.json"), read_checkpoint),
-    "checkpoint state": Reader(run_file("checkpoints/000002/state-000.safetensors"), read_checkpoint),
+    "checkpoint manifest": Reader(run_file(f"{STATE}/manifest.json"), read_checkpoint),
+    "checkpoint state": Reader(run_file(f"{STATE}/state-000.safetensors"), read_checkpoint),
     "partition": Reader(run_file("partition.npz"), read_partition),
     "index": Reader(run_file("index.safetensors"), read_index),
     "index training": Reader(index_checkpoint, read_index_checkpoint),
-    "index settings": Reader(index_settings_file, lambda path: index_command.read_settings(path.parent) and None),
+    "index settings": Reader(
+        index_settings_file, plainly(lambda path: index_command.read_settings(path.parent))
+    ),
     "cache": Reader(cache_file, read_cache),
     "config": Reader(config_file, read_config),
-    "sweep": Reader(sweep_file, lambda path: read_sweep(path) and None),
-    "pretrained pth": Reader(weights("pth"), lambda path: load_pretrained(network(), path) and None),
-    "pretrained safetensors": Reader(weights("safetensors"), lambda path: load_pretrained(network(), path) and None),
-}  # fmt: skip
+    "sweep": Reader(sweep_file, plainly(read_sweep)),
+    "pretrained pth": pretrained_reader("pth"),
+    "pretrained safetensors": pretrained_reader("safetensors"),
+}

@@ -21,7 +21,7 @@ BROKEN_TEXTS = ("\udcff", "a\udc80b")  # how Python shows bytes of an argument t
 
 @dataclass
 class Case:
-    """What is typed: settings in a file and as flags, with which of them are wrong in themselves."""
+    """What is typed: settings in a file and as flags, and which are wrong in themselves."""
 
     preset: str | None = None
     in_file: dict[str, object] | None = None  # None: no --config
@@ -162,7 +162,9 @@ def commands(
     chosen = draw(st.lists(st.sampled_from(sorted(known)), unique=True, min_size=least, max_size=5))
     with_needs = draw(st.integers(0, 3)) > 0
     for name in chosen:
-        needs = {other: v for other, v in known[name].needs.items() if with_needs and other in known}
+        needs = {
+            other: v for other, v in known[name].needs.items() if with_needs and other in known
+        }
         for other, allowed in needs.items():
             value = draw(st.sampled_from(allowed))
             _put(draw, case, other, [value] if known[other].type == LIST else value)

@@ -141,7 +141,9 @@ def download(folder: Path, progress: bool = True) -> tuple[dict[str, str], str]:
 
 def _checked_roles(path: Path) -> dict[str, str]:
     try:
-        (content,) = read_zip(path, [MEMBER], MOST_BYTES) if path.suffix == ".zip" else [path.read_bytes()]
+        (content,) = (
+            read_zip(path, [MEMBER], MOST_BYTES) if path.suffix == ".zip" else [path.read_bytes()]
+        )
     except (OSError, ValueError) as error:
         raise DataError(
             f"shakespeare: cannot read {path} (truncated or damaged?): {error}; "
