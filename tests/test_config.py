@@ -68,6 +68,11 @@ def test_paper_preset():
             "needs an index from before training; local-model-weights serves improve = local",
         ),
         ({"improve": ["local"], "index_part": "label"}, "index_part = label goes with"),
+        (
+            {"improve": ["local"], "index": "label-histogram"},
+            "index = label-histogram has no feature part",
+        ),
+        ({"improve": ["local"], "index_shuffled": True}, "index_shuffled = True has no effect"),
         ({"index_strategy": "federated"}, "index_strategy .* has no effect with improve = nothing"),
         ({"improve": ["local"], "tau": 0.5}, "tau = 0.5 has no effect with improve = local"),
         ({"feddyn_alpha": 0.5}, "feddyn_alpha .* goes with algorithm = feddyn"),

@@ -19,6 +19,7 @@ from c2v_sim.data.federation import Federation
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.system import tensor_file
 from c2v_sim.system.parse import is_a, parse_json_object
+from c2v_sim.system.seeding import CONTROL, rng
 
 FORMAT = 1
 PARTS = ("feature", "label")
@@ -74,6 +75,13 @@ class ClientIndex:
         (other,) = set(PARTS) - {part}
         provenance = self.provenance | {"part": part}
         return replace(self, provenance=provenance, **{other: getattr(self, other)[:, :0]})
+
+    def shuffled(self, seed: int) -> "ClientIndex":
+        """A control: every vector belongs to some client, but not to the one it was made of."""
+        order = torch.from_numpy(rng(seed, CONTROL).permutation(self.clients))
+        provenance = self.provenance | {"shuffled": seed}
+        parts = {name: getattr(self, name)[order] for name in PARTS}
+        return replace(self, provenance=provenance, **parts)
 
     def similarity(self, part: str | None = None) -> Tensor:  # [M, M]
         """A, or the cosines of one part. For pictures: training takes ops.client_scores."""

@@ -115,6 +115,7 @@ class Simulator:
         if not config.needs_client_index:
             raise ValueError("use_index: the config improves nothing by a client index")
         index.check(self.federation)
+        index = index.shuffled(config.seed) if config.index_shuffled else index
         self.index = index if config.index_part == "both" else index.only(config.index_part)
         if self.regulariser is not None:
             self.regularise_by(self.index.feature.to(self.device))

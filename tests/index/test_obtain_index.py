@@ -99,7 +99,7 @@ def test_stopped_and_gone_on_with(made, tmp_path):
 def test_a_kind_of_ones_own_is_one_entry(made, tmp_path, monkeypatch):
     federation, embeddings, _ = made
     first_of_all = Naive(
-        lambda images, partition, y, classes: images[:6, :3] + classes, lambda _: 3
+        lambda images, partition, y, classes, seed: images[:6, :3] + classes, lambda _: 3
     )
     monkeypatch.setitem(NAIVE, "first", first_of_all)
     config = IndexConfig()
