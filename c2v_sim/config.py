@@ -165,9 +165,7 @@ class RunConfig:
     state_memory: float = of_machine(
         0.0, "GB for clients' state; 0: half of what is free", PLACE | MEMORY, least=0.0, most=1e9
     )
-    seed: int = of_machine(
-        0, "of everything that is drawn", BITS | CLIENTS, common=True, **settings.SEEDS
-    )
+    seed: int = of_machine(0, "of all that is drawn", BITS | CLIENTS, common=True, **settings.SEEDS)
     lanes: int = of_machine(
         0,
         "clients trained at once; 0 or auto: as fits",

@@ -155,6 +155,8 @@ class ClientIndex:
         except (KeyError, TypeError, ValueError) as error:  # parts that are missing or misshapen
             raise ValueError(f"the index {path} is damaged: {error}; build it anew") from error
         if federation is not None:
+            if "federation" not in index.provenance:
+                raise ValueError(f"the index {path} is damaged: it does not say what it is of")
             index.check(federation, allow_other=allow_other)
         return index
 

@@ -29,7 +29,13 @@ from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
 from c2v_sim.run.results import write_results
-from c2v_sim.run.resume import check_federation, check_pretrained, go_on, warn_of_versions
+from c2v_sim.run.resume import (
+    check_federation,
+    check_pretrained,
+    check_settings,
+    go_on,
+    warn_of_versions,
+)
 from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.simulator import Simulator
@@ -56,6 +62,8 @@ def prepare(
 ) -> tuple[Simulator, Embeddings | None, Path, str]:
     """Everything that can go wrong with the input goes wrong here, before a file is written."""
     config, label = settings_of(arguments)
+    if arguments.resume:
+        check_settings(arguments.resume, config)
     if arguments.tensorboard:
         summary_writer()  # refused here where the package is missing
     out: Path | None = arguments.resume or arguments.out

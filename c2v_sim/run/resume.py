@@ -37,9 +37,9 @@ def began_with(folder: Path, section: str) -> JsonObject:
     return found
 
 
-def check_settings(folder: Path, saved: RunConfig) -> None:
-    """Refuse a config.toml that has been changed since the run began."""
-    began, now = began_with(folder, "settings"), kept_settings(saved)
+def check_settings(folder: Path, config: RunConfig) -> None:
+    """Refuse a config.toml, from which `config` was read, that was changed since the run began."""
+    began, now = began_with(folder, "settings"), kept_settings(config)
     changed = [name for name in began if name in now and began[name] != now[name]]
     if changed:
         told = "; ".join(f"{name} (was {began[name]}, now {now[name]})" for name in changed)

@@ -10,7 +10,7 @@ from pathlib import Path
 from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_config
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
-from c2v_sim.run.resume import check_rounds, check_settings
+from c2v_sim.run.resume import check_rounds
 from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
@@ -78,6 +78,5 @@ def resumed_settings(arguments: argparse.Namespace, given: dict[str, object]) ->
     wanted = make_config(given, saved)
     length = names_affecting(RunConfig, Affects.LENGTH)  # nothing before depends on it
     check_resume(arguments, (saved, wanted), without=("preset", "config", "out"), but=length)
-    check_settings(file.parent, saved)
     check_rounds(file.parent, saved, wanted)
     return wanted

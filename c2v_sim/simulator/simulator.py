@@ -24,6 +24,7 @@ from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
+from c2v_sim.index.encoders.prompts import embeddable
 from c2v_sim.simulator.build import build_training, resident_data, some_inputs
 from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
 from c2v_sim.simulator.model import assemble
@@ -155,6 +156,13 @@ class Simulator:
 
     def _find_index(self) -> ClientIndex:
         config = self.config
+        if not config.index_file and not embeddable(self.federation.dataset):
+            raise ValueError(
+                f"improve = {', '.join(config.improve)} needs a client index, and encoders see "
+                "images and texts only, not features "
+                f"{list(self.federation.dataset.x_train.shape)}; give one with Simulator(…, "
+                "index=build_index(federation, embeddings=(samples [N, 512], classes [K, 512])))"
+            )
         return obtain_index(
             self.federation,
             index_settings(config),

@@ -105,6 +105,12 @@ def test_a_stop_while_the_index_trains_resumes_to_the_same_bits(
         patch.setattr(run_index, "IndexProgress", StopsAfterOneEpoch)
         patch.setattr(run_index, "obtain_index", watched)
         assert main([*SMALL, "--data-dir", str(data), "--out", str(out)]) in (130, 143)
+    error = capfd.readouterr().err
+    assert f"while the client index was made; go on with: python -m c2v_sim.run --resume {out}" in (
+        error
+    )
+    assert "NOT saved" not in error  # nothing is lost
+    assert "rounds.csv" not in error  # which does not exist
     assert (out / run_index.CHECKPOINT).exists()
     assert not (out / run_directory.INDEX).exists()
     assert main(["--resume", str(out)]) == 0
