@@ -232,11 +232,8 @@ class RunConfig:
         if self.local_weight:
             return self.local_weight
         if self.local_weight_rule == "appendix":
-            own = {
-                "moon": self.moon_mu,
-                "feddyn": self.feddyn_alpha,
-                "fediir": self.fediir_penalty,
-            }
+            own = {"moon": self.moon_mu, "feddyn": self.feddyn_alpha}
+            own["fediir"] = self.fediir_penalty
             return own.get(self.algorithm, 1.0)
         in_caption = self.local_weight_rule == "caption" and self.index_strategy == "global"
         return 5.0 if in_caption else 1.0
