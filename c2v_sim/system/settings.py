@@ -50,6 +50,7 @@ class Affects(Flag):
 NOTHING_MORE = Affects(0)
 REPORT, PAPER = "report", "paper"  # of runs; of what differs from the paper
 LARGEST = 2**63 - 1  # of whole numbers: what tensors and arrays can hold
+MOST_BITS = 4096  # of numbers at all: Python cannot even write much larger ones
 POSITIVE: dict[str, Any] = {"above": 0.0, "below": math.inf}
 SEEDS: dict[str, Any] = {"least": 0, "most": 2**64 - 1}  # torch's generators take no more
 
@@ -158,6 +159,8 @@ def check(setting: Setting, value: object) -> None:
     """Refuse a value of another type, or outside of the setting's choices and range."""
     name = setting.name
     check_type(setting, value)
+    if isinstance(value, int) and setting.most is None and abs(value) > LARGEST:
+        raise ConfigError(f"{name} must be at most {LARGEST}, got {brief(value)}")
     for item in several(value):
         if setting.choices is not None and item not in setting.choices:
             known = ", ".join(setting.choices)
@@ -176,9 +179,8 @@ def check_type(setting: Setting, value: object) -> None:
     mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
     if mistaken or not isinstance(value, allowed):
         raise ConfigError(f"{setting.name} must be {wanted}, got {brief(value)}")
-    most = LARGEST if setting.most is None else max(LARGEST, setting.most)
-    if isinstance(value, int) and abs(value) > most:
-        raise ConfigError(f"{setting.name} must be at most {most}, got {brief(value)}")
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ConfigError(f"{setting.name} must be a smaller number, got {brief(value)}")
     if setting.type == tuple[str, ...] and not all(
         isinstance(item, str) for item in several(value)
     ):
