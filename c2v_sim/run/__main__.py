@@ -24,18 +24,19 @@ from pathlib import Path
 from c2v_sim.config import to_toml
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.build import build_federation, new_path
-from c2v_sim.run.index import bring_index, prepare_index
-from c2v_sim.run.journal import Journal
-from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
-from c2v_sim.run.results import write_results
-from c2v_sim.run.resume import (
+from c2v_sim.run.build import (
+    build_federation,
     check_federation,
     check_pretrained,
     check_settings,
     go_on,
+    new_path,
     warn_of_versions,
 )
+from c2v_sim.run.index import bring_index, prepare_index
+from c2v_sim.run.journal import Journal
+from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
+from c2v_sim.run.results import write_results
 from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.simulator import Simulator

@@ -11,8 +11,8 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.index.training import OnPoint
 from c2v_sim.run import files as run_directory
+from c2v_sim.run.build import check_index
 from c2v_sim.run.progress import IndexProgress
-from c2v_sim.run.resume import check_index
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.settings import Affects, names_affecting
 

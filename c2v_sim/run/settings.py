@@ -9,8 +9,8 @@ from pathlib import Path
 
 from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_config
 from c2v_sim.run import files as run_directory
+from c2v_sim.run.build import check_rounds
 from c2v_sim.run.presets import PRESETS, preset
-from c2v_sim.run.resume import check_rounds
 from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed

@@ -10,7 +10,7 @@ import torch
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.models import build_model
 from c2v_sim.run import __main__ as run
-from c2v_sim.run import resume
+from c2v_sim.run.build import began_with
 
 TINY = ["--train-size", "400", "--test-size", "100", "--clients", "8", "--participation", "0.25"]
 TINY += ["--local-epochs", "1", "--batch-size", "16", "--model", "linear", "--lanes", "1"]
@@ -237,5 +237,5 @@ def test_the_hashes_are_of_what_is_in_the_files(begun):
     facts = json.loads((begun / "run" / "manifest.json").read_text())
     saved = np.load(begun / "run" / "partition.npz")
     assert facts["partition"]["sha256"] == str(saved["sha256"])
-    assert resume.began_with(begun / "run", "settings")["improve"] == ["sampling"]
+    assert began_with(begun / "run", "settings")["improve"] == ["sampling"]
     assert not {"rounds", "lanes", "data_dir"} & facts["settings"].keys()
