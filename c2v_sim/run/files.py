@@ -19,6 +19,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,8 @@ def parse_rounds(lines: Sequence[bytes]) -> list[RoundRecord]:
                 raise ValueError(f"{field.name} cannot be {value!r:.40}")
         if len(record.cohort) != len(record.weights) or min(record.cohort, default=0) < 0:
             raise ValueError("cohort and weights must name the same clients")
+        if not all(map(math.isfinite, record.weights)):
+            raise ValueError("weights must be finite")
     return records
 
 
