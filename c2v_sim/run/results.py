@@ -88,13 +88,14 @@ def figure_title(dataset: str, config: RunConfig) -> str:
 def accuracy_figure(result: Result, title: str, original: Result | None = None) -> Figure:
     """The accuracy curves, the main one on top; beside that of the `original`, with the gain."""
     from matplotlib.figure import Figure  # slow to import; no window system is touched
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
     axes, best = figure.subplots(), result.best
     heading = f"{title}\nbest {percent(best.accuracy)} in round {best.round}"
     for place, name in enumerate(DRAWN):
         style = {"color": f"C{place}", "label": ACCURACIES[name], "marker": "."}
-        axes.plot(*points(result, name), **style, **(OTHER_CURVE if place else MAIN_CURVE))
+        axes.plot(*points(result, name), **(OTHER_CURVE if place else MAIN_CURVE) | style)
     if original is not None:
         axes.plot(*points(original, DRAWN[0]), **ORIGINAL_CURVE)
         gain = 100 * ((best.accuracy or 0.0) - (original.best.accuracy or 0.0))
@@ -104,7 +105,7 @@ def accuracy_figure(result: Result, title: str, original: Result | None = None) 
     axes.margins(y=0.08)
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0.0), min(high, 100.0))  # no room for what cannot be
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize=9)
     return figure

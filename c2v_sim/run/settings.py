@@ -13,9 +13,9 @@ from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.resume import check_rounds
 from c2v_sim.run.tensorboard import FOLDER, summary_writer
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
-from c2v_sim.system.settings import Affects, names_affecting
+from c2v_sim.system.settings import Affects, as_value, check, check_names, names_affecting
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset is given), then
 --config, then flags. The defaults shown are those of the preset quick; --print-config shows what is
@@ -75,10 +75,20 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     says_all = FIELDS.keys() <= in_file.keys()
     parts = ["" if says_all else name, arguments.config and arguments.config.name]
     label = arguments.label or " + ".join(filter(None, parts))
+    if arguments.config:
+        check_file(arguments.config, in_file)
     config = make_config(in_file | given, base, flags=given)
-    untouched = make_config(in_file, base)
-    changed = [k for k in given if given[k] != getattr(untouched, k) and not FIELDS[k].free]
+    before = {k: as_value(FIELDS[k], v) for k, v in (vars(base) | in_file).items()}
+    changed = [k for k in given if given[k] != before[k] and not FIELDS[k].free]
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
+
+
+def check_file(path: Path, in_file: dict[str, object]) -> None:
+    """Refuse what is wrong in itself, whether a flag takes its place or not."""
+    with naming(path):
+        check_names(RunConfig, in_file)
+        for name, value in in_file.items():
+            check(FIELDS[name], as_value(FIELDS[name], value))
 
 
 def resumed_settings(

@@ -19,7 +19,6 @@ import fnmatch
 import shlex
 import sys
 import threading
-import tomllib
 from pathlib import Path
 
 import tomli_w
@@ -36,6 +35,7 @@ from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import LOCK, in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.output import printed
+from c2v_sim.system.parse import parse_toml
 from c2v_sim.system.settings import changes
 from c2v_sim.system.text import duration
 
@@ -72,8 +72,8 @@ def parse_settings(given: list[str]) -> dict[str, object]:
 def value_of(setting: str, text: str) -> object:
     """A value as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         kind = FIELDS[setting].type if setting in FIELDS else str
     if kind is float:
         with contextlib.suppress(ValueError):  # a text is refused as what it is
@@ -85,7 +85,7 @@ def text_with(text: str, settings: dict[str, object]) -> str:
     """The sweep file with `settings` in its [base]."""
     if not settings:
         return text
-    content = tomllib.loads(text)
+    content = parse_toml(text)
     content["base"] = content.get("base", {}) | settings
     return f"# with --set {' '.join(settings)}\n" + tomli_w.dumps(content)
 
