@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
 SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missing as why; \
 	print("c2v_sim: native operators", "are missing: " + why if why else "are built")'
 
-.PHONY: run test setup lint bench clean
+.PHONY: run test setup lint bench faults soak clean
 run: $(VENV)/.installed
 	$(BIN)/python -P -m c2v_sim.run $(ARGS)
 
@@ -24,6 +24,13 @@ lint: $(VENV)/.test-installed
 
 bench: $(VENV)/.test-installed
 	$(BIN)/pytest bench $(ARGS)
+
+# The long forms of tests/faults: every file call of a run fails once in every way; 2,000 rounds.
+faults: $(VENV)/.test-installed
+	$(BIN)/python -P tests/faults/driver.py $(ARGS)
+
+soak: $(VENV)/.test-installed
+	OMP_NUM_THREADS=1 $(BIN)/python -P tests/faults/soak.py $(ARGS)
 
 setup:
 	rm -f $(VENV)/.installed $(VENV)/.test-installed

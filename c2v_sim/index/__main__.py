@@ -25,7 +25,7 @@ from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import FEDERATION, SETTINGS, directory_settings, shown_training
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail
-from c2v_sim.system.files import new_directory, write_atomically
+from c2v_sim.system.files import new_directory, remove_leftovers, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
@@ -109,7 +109,9 @@ def prepare(arguments: argparse.Namespace) -> Task:
     kind = config.strategy if config.index == "dsa-ign" else config.index
     out = arguments.resume or arguments.out
     out = out or new_path("indices", federation.dataset.name, kind, config.seed)
-    if not arguments.resume:
+    if arguments.resume:
+        remove_leftovers(out)
+    else:
         with new_directory(out) as folder:
             (folder / SETTINGS).write_text(run_directory.to_json(directory_settings(run, config)))
     plot = arguments.plot is not None

@@ -116,13 +116,13 @@ def train(simulator: Simulator, journal: Journal) -> None:
 def finish(journal: Journal, label: str) -> int:
     """Write and show the results; the exit code says whether all of them are on disk."""
     simulator, out = journal.simulator, journal.out
-    failed = write_results(out, simulator, journal.result)
+    failed = write_results(out, simulator, journal.result, recorded=journal.recorded)
     show_result(simulator, journal.result, out, label)
     if not failed and journal.error is None:
         return 0
     lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
     message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
-    if failed or journal.torn:
+    if failed:
         return fail(1, f"{message}. Free some space, then: {resume_command(out)}")
     print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
     return 0

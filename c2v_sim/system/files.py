@@ -71,6 +71,13 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
         raise
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written in `folder`, which nobody else works in."""
+    for pattern in ("*.partial", ".tmp??????"):  # of `replacing`; of safetensors inside it
+        for leftover in folder.glob(pattern):
+            leftover.unlink()
+
+
 def partial_directory(path: Path) -> Path:
     """The name under which `new_directory` makes `path`."""
     return path.with_name(f".{path.name}.partial")
