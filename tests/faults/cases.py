@@ -1,6 +1,7 @@
-"""All points of driver.py: `python -P cases.py FOLDER POINTS ONLY`, with failing_calls.c preloaded.
+"""All points of driver.py: `python -P cases.py FOLDER POINTS JOBS ONLY`.
 
-Prints every problem and how many points were tried of what; FOLDER/results.json has the same.
+failing_calls.c must be preloaded. Prints every problem and how many points were tried of what;
+FOLDER/results.json has the same.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -171,14 +173,49 @@ def whole(command: str, folder: Path) -> tuple[dict, int]:
     return json.loads(json.dumps(COMMANDS[command].bits(folder))), calls
 
 
-def spread(points: list[Case], count: int) -> list[Case]:
-    """`count` of the points, evenly; 0: all."""
+def drawn(points: list[Case], count: int) -> list[Case]:
+    """`count` of the points, the same every time, as many of each command; 0: all."""
     if not 0 < count < len(points):
         return points
-    return [points[i * len(points) // count] for i in range(count)]
+    draw, out = random.Random(7), list[Case]()
+    of_command = [
+        [p for p in points if p.command == name] for name in {p.command: 0 for p in points}
+    ]
+    of_command.sort(key=len)  # what one lacks the others have more of
+    for number, some in enumerate(of_command):
+        share = (count - len(out)) // (len(of_command) - number)
+        out += draw.sample(some, min(share, len(some)))
+    return out
 
 
-def main(folder: Path, count: int, only: str) -> int:
+def try_all(cases: list[Case], stem: Path, references: dict) -> int:
+    """Each in turn, in a process that counts for itself; the results are left in <stem>.json."""
+    LIBRARY.faults_begin()
+    for number, case in enumerate(cases):
+        here = stem.with_name(f"{stem.name}-{number}")
+        try_point(case, here, references[case.command])
+        for problem in case.problems:
+            what = f"{case.command}, call {case.number} ({case.call}), {case.error}"
+            print(f"{here.name}: {what}: {problem}", flush=True)
+        if not case.problems:
+            shutil.rmtree(here)
+    stem.with_suffix(".json").write_text(json.dumps([asdict(case) for case in cases]))
+    return 0
+
+
+def try_side_by_side(cases: list[Case], folder: Path, references: dict, jobs: int) -> list[dict]:
+    stems = [folder / f"case-{number}" for number in range(jobs)]
+    started = [
+        fork(lambda n=n, stem=stem: try_all(cases[n::jobs], stem, references), 1)
+        for n, stem in enumerate(stems)
+    ]
+    codes = [wait(process) for process in started]
+    if any(codes):
+        sys.exit(f"the driver itself failed: {codes}")
+    return [case for stem in stems for case in json.loads(stem.with_suffix(".json").read_text())]
+
+
+def main(folder: Path, count: int, jobs: int, only: str) -> int:
     references, points = {}, []
     warm_up()
     for name in [name for name in COMMANDS if only in ("", name) or name == "run"]:
@@ -187,22 +224,14 @@ def main(folder: Path, count: int, only: str) -> int:
         print(f"{name}: {calls} calls that change files", flush=True)
         if only in ("", name):
             points += [Case(name, e, n) for n in range(1, calls + 1) for e in ERRORS]
-    cases = spread(points, count)
-    for number, case in enumerate(cases):
-        here = folder / f"case-{number}"
-        try_point(case, here, references[case.command])
-        for problem in case.problems:
-            what = f"{case.command}, call {case.number} ({case.call}), {case.error}"
-            print(f"{here.name}: {what}: {problem}", flush=True)
-        if not case.problems:
-            shutil.rmtree(here)
-    tried = Counter(f"{case.command}, {case.error}" for case in cases)
-    bad = sum(bool(case.problems) for case in cases)
-    (folder / "results.json").write_text(json.dumps([asdict(case) for case in cases], indent=1))
-    print(*(f"{key}: {n}" for key, n in tried.items()), sep="\n")
-    print(f"{len(cases)} points of {len(points)}, {bad} with a problem", flush=True)
+    done = try_side_by_side(drawn(points, count), folder, references, jobs)
+    tried = Counter(f"{case['command']}, {case['error']}" for case in done)
+    bad = sum(bool(case["problems"]) for case in done)
+    (folder / "results.json").write_text(json.dumps(done, indent=1))
+    print(*(f"{key}: {n}" for key, n in sorted(tried.items())), sep="\n")
+    print(f"{len(done)} points of {len(points)}, {bad} with a problem", flush=True)
     return int(bad > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))

@@ -46,6 +46,7 @@ steered = { improve = ["sampling"] }
 """
 MAINS = {"c2v_sim.run": run.main, "c2v_sim.index": index.main}
 OLDER = "an older report"
+COMMIT = re.compile(r"Commit: [0-9a-f]+(-dirty)?")  # of the sources, which somebody may be editing
 WRITTEN = re.compile(r"Written by c2v_sim.report on [^.]*\.")
 
 
@@ -68,7 +69,7 @@ def begin_or_resume(words: str) -> Callable[[Path], list[str]]:
 def bits_of_sweep(folder: Path) -> dict:
     out = folder / "out"
     names = sorted(str(p.relative_to(out)) for p in [*out.glob("*"), *out.glob("cells/*")])
-    tables = {p.name: p.read_text() for p in out.glob("table.*")}
+    tables = {p.name: COMMIT.sub("", p.read_text()) for p in out.glob("table.*")}
     cells = {}
     for cell in (p for p in (out / "cells").iterdir() if p.is_dir()):
         # Without its newest checkpoint a run that is done can still go on from the one before.

@@ -1,6 +1,7 @@
 """Makes file calls fail, one at a time, in whole runs: `python -P tests/faults/driver.py`.
 
-    --points N   N points spread over all of them; without it every one
+    --points N   N points drawn from all of them; without it every one
+    --jobs N     so many at the same time; without it one per core
     --only NAME  of one command: run, index, sweep or report
     --keep DIR   where the cases are made, and stay; without it a temporary folder
 
@@ -41,13 +42,15 @@ def with_failing_calls(folder: Path) -> dict[str, str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--points", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--only", default="")
     parser.add_argument("--keep", type=Path)
     arguments = parser.parse_args()
     with contextlib.ExitStack() as held:
         folder = arguments.keep or Path(held.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        options = [str(folder.resolve()), str(arguments.points), arguments.only]
+        numbers = [str(arguments.points), str(arguments.jobs)]
+        options = [str(folder.resolve()), *numbers, arguments.only]
         command = [sys.executable, "-P", str(HERE / "cases.py"), *options]
         return subprocess.run(command, env=with_failing_calls(folder)).returncode
 

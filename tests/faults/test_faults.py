@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
-POINTS = 30
+POINTS = 28
 
 
 def script(name, *options):
