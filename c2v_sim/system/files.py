@@ -92,6 +92,9 @@ def in_use(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
+        while not (folder / LOCK).exists():  # its last holder deleted it since we opened it
+            lock.release()
+            lock.acquire()
     except Timeout:
         raise InUse(
             f"{folder}: another process works in this directory; wait for it, or stop it"
