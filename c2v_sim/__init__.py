@@ -19,6 +19,9 @@ simulator/ is the loop over 6 to 9, run/ its command; `python -m c2v_sim.index` 
 stages 3 to 5, which give every client a vector before training. ops/ holds the fused operators.
 """
 
+from c2v_sim.system import starting as starting  # before the slow imports
+
+# isort: split
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation

@@ -17,6 +17,7 @@ from c2v_sim.data.load import DATASETS
 from c2v_sim.data.partition import PARTITIONERS
 from c2v_sim.index import config as index_config
 from c2v_sim.index.config import IMPROVEMENTS, IndexConfig, field_in_run, of_machine
+from c2v_sim.index.naive import WITHOUT_FEATURE
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.ops.projection_orthogonality import FORMS
 from c2v_sim.system import settings
@@ -53,6 +54,7 @@ of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir = (
 )
 of_improvement = Section("improvements by a client index", RESULT)
 of_sampling, of_aggregation, of_local = (of_improvement.needing(improve=n) for n in IMPROVEMENTS)
+of_steering = of_improvement.needing(improve=("sampling", "aggregation"))
 of_index = Section(index_config.of_index.title, RESULT | INDEX).needing(improve=IMPROVEMENTS)
 
 
@@ -139,6 +141,7 @@ class RunConfig:
     index_file: str = of_index("", "a saved index, instead of building one", told=REPORT)
     index_strategy: str = field_in_run("strategy")  # the rest of IndexConfig follows by itself
     index_part: str = of_index("both", "part of the index that is used", choices=INDEX_PARTS)
+    index_shuffled: bool = of_steering(False, "a control: the index's vectors change their owners")
     tau: float = of_sampling(0.0, "temperature; 0: 1 (global) or 0.1 (federated)", least=0.0)
     gamma: float = of_aggregation(0.5, "discount of past similarity", least=0.0, most=1.0)
     lambda1: float = of_aggregation(
@@ -161,7 +164,7 @@ class RunConfig:
     state_memory: float = of_machine(
         0.0, "GB for clients' state; 0: half of what is free", PLACE | MEMORY, least=0.0
     )
-    seed: int = of_machine(0, "of everything that is drawn", BITS | CLIENTS, least=0, common=True)
+    seed: int = of_machine(0, "of all that is drawn", BITS | CLIENTS, common=True, **settings.SEEDS)
     lanes: int = of_machine(
         0,
         "clients trained at once; 0 or auto: as fits",
@@ -204,6 +207,8 @@ class RunConfig:
             )
         if self.index == "local-model-weights" and self.index_file:
             raise ConfigError("index = local-model-weights takes no index_file")
+        if "local" in self.improve and self.index in WITHOUT_FEATURE:
+            raise ConfigError(f"improve = local: index = {self.index} has no feature part for it")
         if self.index_part == "label" and ("local" in self.improve or self.index != "dsa-ign"):
             raise ConfigError(
                 "index_part = label goes with index = dsa-ign and without improve = local, which "

@@ -10,6 +10,7 @@ import argparse
 import os
 import platform
 import statistics
+import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -22,6 +23,7 @@ import c2v_sim.ops  # noqa: F401  (imports every operator, which lists itself)
 from c2v_sim.models import build_model
 from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
 from c2v_sim.system.machine import choose_device, deterministic, intra_op_threads, usable_cores
+from c2v_sim.system.output import printed
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -138,10 +140,15 @@ def deterministic_cost(
     return low, median, high
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m c2v_sim.doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure bandwidth and sgemm")
     options = parser.parse_args(arguments)
+    return printed(lambda: show(options.measure), "there is nothing else that it leaves")
+
+
+def show(measured: bool) -> None:
     device = choose_device("auto")
     for name, fact in machine(device).items():
         print(f"{name:<8} {fact}")
@@ -152,7 +159,7 @@ def main(arguments: list[str] | None = None) -> None:
     low, median, high = (f"{100 * (ratio - 1):+.0f} %" for ratio in deterministic_cost(device))
     print(f"\n--deterministic (the default) costs {median} of a training step of the cnn")
     print(f"  (15 pairs of steps; the middle half of them: {low} to {high})")
-    if options.measure:
+    if measured:
         limits = measure(device)
         print()
         print(f"bandwidth {limits['bandwidth'] / 1e9:.1f} GB/s (triad, 12 bytes per element)")
@@ -160,4 +167,4 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

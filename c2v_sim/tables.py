@@ -11,6 +11,7 @@ from pathlib import Path
 from c2v_sim.sweep.file import SWEEP, read_sweep
 from c2v_sim.sweep.tables.write import write_tables
 from c2v_sim.system.errors import fail
+from c2v_sim.system.output import printed
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -22,10 +23,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not (out / SWEEP).is_file():
             raise ValueError(f"{out} is not the directory of a sweep: it holds no {SWEEP}")
-        print(write_tables(read_sweep(out / SWEEP), out), end="")
+        text = write_tables(read_sweep(out / SWEEP), out)
     except (ValueError, OSError) as error:
         return fail(2, str(error))
-    return 0
+    return printed(lambda: print(text, end=""), f"the tables are written into {out}")
 
 
 if __name__ == "__main__":

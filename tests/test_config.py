@@ -39,6 +39,8 @@ def test_paper_preset():
     [
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"clients": -3}, "clients must be at least 0"),
+        ({"seed": 2**70}, rf"seed must be in \[0, {2**64 - 1}\], got {2**70}"),
+        ({"improve": ("sampling", "sampling")}, "improve must name each of its values once"),
         ({"clients": 0}, "clients must be at least 1 with partition = dirichlet, got 0"),
         ({"sample_fraction": 0.0}, r"sample_fraction must be in \(0, 1\], got 0.0"),
         ({"train_fraction": 1.0}, r"train_fraction must be in \(0, 1\), got 1.0"),
@@ -66,6 +68,11 @@ def test_paper_preset():
             "needs an index from before training; local-model-weights serves improve = local",
         ),
         ({"improve": ["local"], "index_part": "label"}, "index_part = label goes with"),
+        (
+            {"improve": ["local"], "index": "label-histogram"},
+            "index = label-histogram has no feature part",
+        ),
+        ({"improve": ["local"], "index_shuffled": True}, "index_shuffled = True has no effect"),
         ({"index_strategy": "federated"}, "index_strategy .* has no effect with improve = nothing"),
         ({"improve": ["local"], "tau": 0.5}, "tau = 0.5 has no effect with improve = local"),
         ({"feddyn_alpha": 0.5}, "feddyn_alpha .* goes with algorithm = feddyn"),

@@ -18,6 +18,8 @@ from c2v_sim.data.partition import make_partition
 from c2v_sim.system.seeding import PARTITION, rng
 
 Array = ArrayLike | torch.Tensor
+CHANNELS = (1, 3, 4)  # that images have
+RENUMBER = "; number the classes from 0: y = numpy.unique(y, return_inverse=True)[1]"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def dataset(
     return dataset_of(
         {key: torch.from_numpy(array) for key, array in given.items()},
         name=name,
-        class_names=_class_names(class_names, int(max(train.y.max(), test.y.max()))),
+        class_names=_class_names(class_names, np.union1d(train.y, test.y)),
         mean=means,
         std=deviations,
         source="arrays",
@@ -70,17 +72,22 @@ def checked(suffix: str, x: Array, y: Array, client_ids: Array) -> Samples:
             f"from_arrays: x{suffix} must be uint8 images [N, H, W, C] or float features [N, …], "
             f"got {x.dtype} {x.shape}"
         )
+    if x.ndim == 4 and x.dtype == np.uint8 and x.shape[1] in CHANNELS and min(x.shape[2:]) > 4:
+        raise ValueError(
+            f"from_arrays: x{suffix} must be images [N, H, W, C], got {x.shape}, which looks like "
+            "[N, C, H, W]; give x.transpose(0, 2, 3, 1)"
+        )
     for name, array, kinds in (("y", y, "iu"), ("client_ids", owner, "iuUS")):
         if array.shape != (len(x),) or array.dtype.kind not in kinds:
             raise ValueError(
                 f"from_arrays: {name}{suffix} must be [{len(x)}], one "
                 f"{'integer' if name == 'y' else 'integer or string'} for each row of x{suffix}, "
-                f"got {array.dtype} {array.shape}"
+                f"got {array.dtype} {array.shape}" + (RENUMBER if name == "y" else "")
             )
     if not len(x):
         raise ValueError(f"from_arrays: x{suffix} is empty; at least one sample is needed")
     if y.min(initial=0) < 0:
-        raise ValueError(f"from_arrays: y{suffix} must be >= 0, got {y.min()}")
+        raise ValueError(f"from_arrays: y{suffix} must be >= 0, got {y.min()}{RENUMBER}")
     # Tensors share memory with arrays that are contiguous and writable only.
     x, y = np.require(x, requirements=["C", "W"]), np.require(y, np.int64, ["C", "W"])
     return Samples(x, y, owner)
@@ -115,13 +122,24 @@ def split(samples: Samples, test_fraction: float, seed: int) -> tuple[Samples, S
     return samples.take(np.flatnonzero(~is_test)), samples.take(np.flatnonzero(is_test))
 
 
-def _class_names(given: Sequence[str] | None, largest: int) -> tuple[str, ...]:
-    names = tuple(map(str, range(largest + 1) if given is None else given))
-    if len(names) <= largest:
+def _class_names(given: Sequence[str] | None, found: np.ndarray) -> tuple[str, ...]:
+    """`found`: the classes that occur, ascending. Without names, all from 0 on must occur: a class
+    that nobody has would be an output of the model that nothing trains."""
+    largest = int(found[-1])
+    if given is None:
+        if largest >= len(found):
+            missing = next(k for k, y in enumerate(found.tolist()) if k != y)
+            raise ValueError(
+                f"from_arrays: y has {len(found)} classes from {found[0]} to {largest}, but none "
+                f"is {missing}{RENUMBER}; or name all of them, those without samples too, with "
+                "class_names"
+            )
+        given = list(map(str, range(largest + 1)))
+    if len(given) <= largest:
         raise ValueError(
-            f"from_arrays: class_names has {len(names)} names, but y contains class {largest}"
+            f"from_arrays: class_names has {len(given)} names, but y contains class {largest}"
         )
-    return names
+    return tuple(map(str, given))
 
 
 def _normalisation(

@@ -51,6 +51,11 @@ class Federation:
         return torch.stack([torch.bincount(labels, minlength=classes) for labels in own])
 
     @property
+    def tested(self) -> int:
+        """Clients with test samples: those over which accuracies are means."""
+        return sum(len(ids) > 0 for ids in self.partition.test)
+
+    @property
     def domain_names(self) -> tuple[str, ...]:
         """The domains that clients follow, in the order of the accuracies by domain; else none."""
         known = self.dataset.domain_names

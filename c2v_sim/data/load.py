@@ -14,7 +14,7 @@ import platformdirs
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.sources import cifar10, domainnet, pacs, shakespeare, shapes
 from c2v_sim.data.sources.source import Request, Source
-from c2v_sim.system.errors import DataError, Unreachable
+from c2v_sim.system.errors import DataError, Unreachable, remedy
 
 DATASETS: dict[str, Source] = {
     "shapes": shapes.SOURCE,
@@ -62,8 +62,7 @@ def load_dataset(
         if size is not None and size < 1:
             raise DataError(f"{name}: {key} must be at least 1, got {size}")
     folder = (Path(data_dir) if data_dir else default_data_dir()).expanduser()
-    if os.path.isfile(folder):
-        raise DataError(f"{name}: the data folder {folder} is a file; give a folder (--data-dir)")
+    _check_folder(name, folder, named=bool(data_dir))
     request = Request(
         folder=folder,
         require_real_data=require_real_data,
@@ -79,6 +78,30 @@ def load_dataset(
         return DATASETS[name].load(request)
     except Unreachable as missing:
         return _standin(DATASETS[name], request, missing)
+
+
+def _check_folder(name: str, folder: Path, named: bool) -> None:
+    """Refuse a data folder that cannot be entered, and say so where one that was `named` is new.
+
+    For data that is rendered the folder is only a cache, which never ends a run.
+    """
+    if os.path.isfile(folder):
+        raise DataError(f"{name}: the data folder {folder} is a file; give a folder (--data-dir)")
+    only_cache, problem = not DATASETS[name].remedy, ""
+    try:
+        os.stat(folder / "_")  # asks to be let in
+    except (FileNotFoundError, NotADirectoryError):
+        if named and not folder.is_dir():
+            if not folder.absolute().parent.is_dir():
+                problem = "does not exist, nor the folder above it; correct it, or make it first"
+            if only_cache or not problem:
+                new = "did not exist; it is made for what is downloaded and cached"
+                print(f"the data folder {folder} {new}", file=sys.stderr)
+    except OSError as error:
+        help = remedy(error, otherwise="choose another with --data-dir")
+        problem = f"cannot be used: {error.strerror}; {help}"
+    if problem and not only_cache:
+        raise DataError(f"{name}: the data folder {folder} {problem}")
 
 
 def _standin(source: Source, request: Request, missing: Unreachable) -> Dataset:

@@ -29,6 +29,7 @@ PARTITIONERS: dict[str, Callable[[Request], Dealt]] = {
     "by-domain": partitioners.by_domain,
     "natural": partitioners.natural,
 }
+MOST_CLASSES = 2**20
 FILE_ARRAYS = (
     *("train_ids", "train_sizes", "test_ids", "test_sizes"),
     *("domains", "convention", "sha256"),
@@ -183,4 +184,9 @@ def _checked_labels(name: str, labels: np.ndarray) -> np.ndarray:
         )
     if labels.min(initial=0) < 0:
         raise ValueError(f"partition: {name} must be >= 0, got {labels.min()}")
+    if labels.max(initial=0) >= MOST_CLASSES:  # arrays with a place for every class are made
+        raise ValueError(
+            f"partition: {name} must be below {MOST_CLASSES}, got {labels.max()}; number the "
+            "classes from 0: numpy.unique(y, return_inverse=True)[1]"
+        )
     return labels.astype(np.int64)

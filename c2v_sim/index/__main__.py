@@ -24,11 +24,12 @@ from c2v_sim.index.plots import plot_all
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import FEDERATION, SETTINGS, directory_settings, shown_training
-from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail
-from c2v_sim.system.files import new_directory, remove_leftovers, write_atomically
+from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail, remedy
+from c2v_sim.system.files import make_directory, remove_leftovers, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.output import printed
 from c2v_sim.system.settings import facts_of, overlay
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
@@ -112,10 +113,15 @@ def prepare(arguments: argparse.Namespace) -> Task:
     if arguments.resume:
         remove_leftovers(out)
     else:
-        with new_directory(out) as folder:
-            (folder / SETTINGS).write_text(run_directory.to_json(directory_settings(run, config)))
+        text = run_directory.to_json(directory_settings(run, config))
+        numbered = arguments.out is None
+        out = make_directory(out, lambda p: write_settings(p, text), numbered=numbered)
     plot = arguments.plot is not None
     return Task(federation, embeddings, config, run.data_dir, out, plot)
+
+
+def write_settings(folder: Path, text: str) -> None:
+    (folder / SETTINGS).write_text(text)
 
 
 def show_start(task: Task) -> None:
@@ -153,11 +159,10 @@ def plot_saved(arguments: argparse.Namespace) -> int:
     try:
         index = ClientIndex.load(arguments.plot)
         folder.mkdir(parents=True, exist_ok=True)
-        for path in plot_all(index, folder):
-            print(path)
+        made = plot_all(index, folder)
     except (ValueError, OSError) as error:
         return fail(2, str(error))
-    return 0
+    return printed(lambda: print(*made, sep="\n"), f"the pictures are in {folder}")
 
 
 def execute(task: Task, interrupt: Interrupt) -> int:
@@ -187,9 +192,8 @@ def execute(task: Task, interrupt: Interrupt) -> int:
         return fail(interrupt.code, f"{interrupt.word}; go on with: {again}")
     except OSError as error:
         what = f"cannot write {error.filename or out}: {error.strerror}"
-        return fail(1, f"{what}. Free some space, then: {again}")
-    show_result(index, out)
-    return 0
+        return fail(1, f"{what}. {remedy(error).capitalize() or 'Mend that'}, then: {again}")
+    return printed(lambda: show_result(index, out), f"the index is saved: {out / INDEX}")
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -142,8 +142,10 @@ def build_index(
     pairs = Pairs(known.images, known.labels, y, choose_device(config.device))
     counts, curve = federation.label_counts, list[list[float]]()
     if config.index in NAIVE:
-        feature = NAIVE[config.index].vectors(known.images, partition, y, used.dataset.classes)
-        label = torch.zeros(partition.clients, 0)
+        naive, classes = NAIVE[config.index], used.dataset.classes
+        vectors = naive.vectors(known.images, partition, y, classes, config.seed)
+        none = torch.zeros(partition.clients, 0)
+        feature, label = (vectors, none) if naive.part == "feature" else (none, vectors)
     else:
         identity = f"{federation.dataset.sha256} {federation.partition.sha256} {known.sha256}"
         network, curve = train_network(

@@ -18,6 +18,7 @@ from torch import Tensor
 from c2v_sim.data.federation import Federation
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.system import tensor_file
+from c2v_sim.system.seeding import CONTROL, rng
 
 FORMAT = 1
 PARTS = ("feature", "label")
@@ -61,6 +62,11 @@ class ClientIndex:
     def quality(self) -> dict[str, float]:
         return self.provenance.get("quality", {})
 
+    @property
+    def sha256(self) -> str:
+        """Of the vectors and of what they were made of."""
+        return tensor_file.checksum(self._tensors())
+
     def only(self, part: str) -> "ClientIndex":
         """The index with one part alone, for the ablations: `feature` or `label`."""
         if part not in self.parts:
@@ -68,6 +74,13 @@ class ClientIndex:
         (other,) = set(PARTS) - {part}
         provenance = self.provenance | {"part": part}
         return replace(self, provenance=provenance, **{other: getattr(self, other)[:, :0]})
+
+    def shuffled(self, seed: int) -> "ClientIndex":
+        """A control: every vector belongs to some client, but not to the one it was made of."""
+        order = torch.from_numpy(rng(seed, CONTROL).permutation(self.clients))
+        provenance = self.provenance | {"shuffled": seed}
+        parts = {name: getattr(self, name)[order] for name in PARTS}
+        return replace(self, provenance=provenance, **parts)
 
     def similarity(self, part: str | None = None) -> Tensor:  # [M, M]
         """A, or the cosines of one part. For pictures: training takes ops.client_scores."""
@@ -105,14 +118,13 @@ class ClientIndex:
 
         shared: other processes may write the same file at the same time.
         """
-        tensors = self._tensors()
         about = {
             "c2v_sim": "client index",
             "format": str(FORMAT),
             "provenance": json.dumps(self.provenance),
-            "sha256": tensor_file.checksum(tensors),
+            "sha256": self.sha256,
         }
-        tensor_file.save(Path(path), tensors, about, shared=shared)
+        tensor_file.save(Path(path), self._tensors(), about, shared=shared)
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("feature", "label", "sizes", "label_counts", "domains")
@@ -136,11 +148,16 @@ class ClientIndex:
             raise ValueError(f"the index {path} cannot be read: {error}") from error
         if about.get("c2v_sim") != "client index" or about.get("format") != str(FORMAT):
             raise ValueError(f"{path} is not a client index of format {FORMAT}")
-        if tensor_file.checksum(tensors) != about["sha256"]:
+        if tensor_file.checksum(tensors) != about.get("sha256"):
             raise ValueError(f"the index {path} is damaged: its checksum differs; build it anew")
         domains = tensors.pop("domains", None)
-        index = cls(**tensors, domains=domains, provenance=json.loads(about["provenance"]))
+        try:
+            index = cls(**tensors, domains=domains, provenance=json.loads(about["provenance"]))
+        except (KeyError, TypeError, ValueError) as error:  # parts that are missing or misshapen
+            raise ValueError(f"the index {path} is damaged: {error}; build it anew") from error
         if federation is not None:
+            if "federation" not in index.provenance:
+                raise ValueError(f"the index {path} is damaged: it does not say what it is of")
             index.check(federation, allow_other=allow_other)
         return index
 

@@ -18,6 +18,7 @@ from c2v_sim.system.settings import (
     NOTHING_MORE,
     PAPER,
     POSITIVE,
+    SEEDS,
     Affects,
     Section,
     check_all,
@@ -75,9 +76,7 @@ class IndexConfig:
     threads: int = of_server(
         2, "threads of the server (global); decides the last bits", BITS | PACE, least=1
     )
-    seed: int = of_machine(
-        0, "of everything that is drawn", BITS, least=0, shared=True, common=True
-    )
+    seed: int = of_machine(0, "of all that is drawn", BITS, shared=True, common=True, **SEEDS)
     lanes: int = of_machine(
         0,
         "clients trained at once; 0: one per core",

@@ -22,6 +22,7 @@ from c2v_sim.report.page_data import document
 from c2v_sim.report.runs import find_runs, read_runs
 from c2v_sim.system.errors import fail
 from c2v_sim.system.files import write_atomically
+from c2v_sim.system.output import printed
 
 NAME = "report.html"
 MARK = '<meta name="generator" content="c2v_sim.report">'  # of page.html: a file that we wrote
@@ -124,8 +125,8 @@ def main(argv: list[str] | None = None) -> int:
         return fail(2, str(error))
     except OSError as error:
         return fail(1, f"{error.filename}: {error.strerror}")
-    print(f"report: {output} ({output.stat().st_size / 1e6:.2f} MB)")
-    return 0
+    text = f"report: {output} ({output.stat().st_size / 1e6:.2f} MB)"
+    return printed(lambda: print(text), f"the report is written: {output}")
 
 
 if __name__ == "__main__":

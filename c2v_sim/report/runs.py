@@ -5,7 +5,8 @@ that no other has.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from c2v_sim.run.reader import (
     read_run,
     read_settings,
 )
+from c2v_sim.system.errors import remedy
 
 ENCODER_STAND_INS = ("builtin", "pretrained-lite")  # the paper's is CLIP
 
@@ -40,11 +42,13 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        folders = list(_walk(path))
+        closed: list[OSError] = []  # folders that cannot be read
+        folders = list(_walk(path, closed.append))
         inside = [folder for folder, _ in folders if has_begun(folder)]
         inside += [cell for folder, files in folders for cell in _unstarted(folder, files)]
         if not inside and failure_file(path).is_file():
             inside = [path]
+        _tell_of(closed, refuse=not inside)
         if not inside:
             why = "it holds no run directory" if path.is_dir() else "there is no such directory"
             raise ValueError(
@@ -56,9 +60,19 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
-def _walk(path: Path) -> Iterator[tuple[Path, list[str]]]:
+def _tell_of(closed: Sequence[OSError], refuse: bool) -> None:
+    """Folders that are there and cannot be read: a warning, or the reason to find nothing."""
+    absent = (FileNotFoundError, NotADirectoryError)
+    for error in (e for e in closed if not isinstance(e, absent)):
+        what = f"{error.filename} cannot be read: {error.strerror}{remedy(error, before='; ')}"
+        if refuse:
+            raise ValueError(what)
+        print(f"warning: {what}", file=sys.stderr)
+
+
+def _walk(path: Path, on_error: Callable[[OSError], None]) -> Iterator[tuple[Path, list[str]]]:
     """Folders and the names of their files; not what is inside run directories or is hidden."""
-    for folder, inside, files in os.walk(path):
+    for folder, inside, files in os.walk(path, onerror=on_error):
         yield Path(folder), files
         inside[:] = [] if has_begun(Path(folder)) else [name for name in inside if name[0] != "."]
 

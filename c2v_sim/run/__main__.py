@@ -24,11 +24,18 @@ from pathlib import Path
 from c2v_sim.config import to_toml
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.run import files as run_directory
-from c2v_sim.run.build import build_federation, check_same_data, new_path
+from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import bring_index, prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import COMMAND, Progress, resume_command, show_result, show_start
 from c2v_sim.run.results import write_results
+from c2v_sim.run.resume import (
+    check_federation,
+    check_pretrained,
+    check_settings,
+    go_on,
+    warn_of_versions,
+)
 from c2v_sim.run.settings import parser, settings_of
 from c2v_sim.run.tensorboard import summary_writer
 from c2v_sim.simulator.simulator import Simulator
@@ -39,10 +46,15 @@ from c2v_sim.system.errors import (
     InUse,
     TrainingError,
     fail,
+    remedy,
 )
 from c2v_sim.system.files import in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.output import printed
+
+EXISTS = "--out {} exists and is never overwritten; name another, or --resume"
+SCRATCH = "scratch"  # in the run directory, for client state beyond the memory
 
 
 def prepare(
@@ -50,18 +62,24 @@ def prepare(
 ) -> tuple[Simulator, Embeddings | None, Path, str]:
     """Everything that can go wrong with the input goes wrong here, before a file is written."""
     config, label = settings_of(arguments)
+    if arguments.resume:
+        check_settings(arguments.resume, config)
     if arguments.tensorboard:
         summary_writer()  # refused here where the package is missing
     out: Path | None = arguments.resume or arguments.out
     if arguments.out is not None and arguments.out.exists():
-        raise ConfigError(f"--out {out} exists and is never overwritten; name another, or --resume")
+        raise ConfigError(EXISTS.format(out))
     saved = arguments.resume / run_directory.PARTITION if arguments.resume else None
     federation, config = build_federation(config, saved)
-    out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
-    simulator = Simulator(federation, config, scratch=out / "scratch")
     if arguments.resume:
-        check_same_data(arguments.resume, federation)
+        check_federation(arguments.resume, federation)
+    out = out or new_path("runs", federation.dataset.name, config.algorithm, config.seed)
+    simulator = Simulator(federation, config, scratch=out / SCRATCH)
+    if arguments.resume:
+        check_pretrained(arguments.resume, simulator.pretrained)
     embeddings = prepare_index(simulator, arguments.resume)
+    if arguments.resume:
+        warn_of_versions(arguments.resume)
     return simulator, embeddings, out, label
 
 
@@ -77,6 +95,7 @@ def execute(
     try:
         bring_index(simulator, journal.out, embeddings)
         journal.resume()
+        go_on(journal.out, simulator)
         show_start(simulator, journal.out, label)
         train(simulator, journal)
         return finish(journal, label)
@@ -89,7 +108,9 @@ def execute(
         return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
     except Interrupted:
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
-        done = f"{interrupt.word} after round {simulator.round}{lost}"
+        begun = simulator.index is not None or not simulator.config.needs_client_index
+        when = f"after round {simulator.round}" if begun else "while the client index was made"
+        done = f"{interrupt.word} {when}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
     finally:
         journal.close()
@@ -117,15 +138,19 @@ def finish(journal: Journal, label: str) -> int:
     """Write and show the results; the exit code says whether all of them are on disk."""
     simulator, out = journal.simulator, journal.out
     failed = write_results(out, simulator, journal.result, recorded=journal.recorded)
-    show_result(simulator, journal.result, out, label)
-    if not failed and journal.error is None:
-        return 0
+    whole = not failed and journal.error is None
+    kept = "training is done" + (f" and everything is saved in {out}" if whole else "")
+    shown = printed(lambda: show_result(simulator, journal.result, out, label), kept)
+    if whole:
+        return shown
     lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
     message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
     if failed:
-        return fail(1, f"{message}. Free some space, then: {resume_command(out)}")
+        error = journal.error or next(iter(failed.values()))
+        help = remedy(error).capitalize() or "Mend that"
+        return fail(1, f"{message}. {help}, then: {resume_command(out)}")
     print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
-    return 0
+    return shown
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -135,8 +160,8 @@ def main(argv: list[str] | None = None) -> int:
     with Interrupt() as interrupt, ExitStack() as held:
         try:
             if arguments.print_config:
-                print(to_toml(settings_of(arguments)[0]), end="")
-                return 0
+                text = to_toml(settings_of(arguments)[0])
+                return printed(lambda: print(text, end=""), "nothing was written")
             if arguments.resume and (arguments.resume / run_directory.CONFIG).is_file():
                 held.enter_context(in_use(arguments.resume))
             simulator, embeddings, out, label = prepare(arguments)
@@ -148,12 +173,17 @@ def main(argv: list[str] | None = None) -> int:
         try:
             if not arguments.resume:
                 command = shlex.join([*COMMAND, *(argv or sys.argv[1:])])
-                run_directory.create_run_directory(out, simulator, label, command)
+                out = run_directory.create_run_directory(
+                    out, simulator, label, command, numbered=arguments.out is None
+                )
+                simulator.spill_to(out / SCRATCH)
                 held.enter_context(in_use(out))
             journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
             return execute(simulator, embeddings, journal, label, interrupt)
         except InUse as error:
             return fail(2, str(error))
+        except FileExistsError:  # since `prepare`
+            return fail(2, EXISTS.format(out))
         except OSError as error:
             return fail(1, f"{out}: {error.filename}: {error.strerror}; nothing was trained")
         finally:

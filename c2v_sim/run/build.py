@@ -12,8 +12,6 @@ from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.load import load_dataset
 from c2v_sim.data.partition import Partition, make_partition
-from c2v_sim.run.files import MANIFEST, read_json
-from c2v_sim.system.errors import ConfigError
 
 
 def load_data(config: RunConfig) -> Dataset:
@@ -59,16 +57,6 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
 
 def _array(tensor: Tensor | None) -> np.ndarray | None:
     return None if tensor is None else tensor.numpy()
-
-
-def check_same_data(folder: Path, federation: Federation) -> None:
-    """Refuse to resume the run in `folder` on other data than it began with."""
-    began, now = read_json(folder / MANIFEST)["data"], federation.dataset
-    if began["sha256"] != now.sha256:
-        raise ConfigError(
-            f"--resume {folder}: the run began on {began['name']} ({began['sha256'][:12]}), but "
-            f"{now.name} ({now.sha256[:12]}) was found now. Give the same --data-dir"
-        )
 
 
 def new_path(folder: str, dataset: str, kind: str, seed: int) -> Path:

@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from c2v_sim.run.files import JsonObject
+from c2v_sim.run.files import JsonObject, without_accuracy
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import CheckpointError
@@ -46,7 +46,7 @@ def save_checkpoint(directory: Path, simulator: Simulator, records: Path) -> Pat
             "round": simulator.round,
             "dataset": simulator.federation.dataset.name,
             "layout": layout_name(simulator),
-            "records": {"count": simulator.round, "sha256": _sha256(records)},
+            "records": _about_records(records, simulator),
         }
         manifest |= write_tensors(temporary, simulator.state(), manifest["dataset"])
         manifest["sha256"] = _digest(manifest)
@@ -112,7 +112,7 @@ def load_checkpoint(directory: Path, simulator: Simulator, records: Path) -> lis
             manifest = read_manifest(path)
             if manifest["layout"] != layout_name(simulator):
                 raise Damaged(f"it belongs to another model than {simulator.config.model}")
-            lines = _same_records(manifest["records"], records)
+            lines = _same_records(manifest["records"], records, simulator.config.rounds)
             simulator.load_state(manifest["round"], read_tensors(path, manifest))
         except (Damaged, KeyError, TypeError, OSError, SafetensorError) as error:
             problems.append(f"{path}: {_sentence(error)}")
@@ -144,6 +144,8 @@ def read_manifest(path: Path) -> JsonObject:
         manifest = json.loads((path / MANIFEST).read_text())
     except ValueError as error:
         raise Damaged(f"{MANIFEST} cannot be read ({error})") from error
+    if not isinstance(manifest, dict):
+        raise Damaged(f"{MANIFEST} holds no object")
     if _digest(manifest) != manifest["sha256"]:
         raise Damaged(f"the text of {MANIFEST} does not match its checksum")
     for name, expected in manifest["files"].items():
@@ -166,12 +168,28 @@ def read_tensors(path: Path, manifest: JsonObject) -> dict[str, Tensor]:
     return tensors
 
 
-def _same_records(expected: JsonObject, records: Path) -> list[bytes]:
+def _about_records(records: Path, simulator: Simulator) -> JsonObject:
+    """How many there are and their hash; also what that is once the run was made longer, where the
+    last round was evaluated only because it was the last."""
+    lines, config = records.read_bytes().splitlines(keepends=True), simulator.config
+    about: JsonObject = {"count": simulator.round, "sha256": _hash(lines)}
+    if simulator.round == config.rounds and simulator.round % config.eval_every:
+        about["sha256_longer"] = _hash([*lines[:-1], without_accuracy(lines[-1])])
+    return about
+
+
+def _same_records(expected: JsonObject, records: Path, rounds: int) -> list[bytes]:
     """The first lines of `records`, which must be those that the checkpoint was made with."""
     lines = records.read_bytes().splitlines(keepends=True)[: expected["count"]]
-    if hashlib.sha256(b"".join(lines)).hexdigest() != expected["sha256"]:
+    if _hash(lines) not in (expected["sha256"], expected.get("sha256_longer")):
         raise Damaged(f"{records.name} no longer begins with its {expected['count']} records")
+    if "sha256_longer" in expected and rounds > expected["count"]:
+        lines[-1] = without_accuracy(lines[-1])
     return lines
+
+
+def _hash(lines: list[bytes]) -> str:
+    return hashlib.sha256(b"".join(lines)).hexdigest()
 
 
 def _digest(manifest: JsonObject) -> str:

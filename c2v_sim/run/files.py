@@ -25,18 +25,19 @@ from typing import Any
 
 import numpy as np
 
-from c2v_sim.config import to_toml
+from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run.manifest import manifest
 from c2v_sim.simulator.records import STAGES, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system.files import flush, new_directory, write_atomically
+from c2v_sim.system.files import flush, make_directory, write_atomically
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 CLIENTS, INDEX = "clients.npz", "index.safetensors"
 ROUNDS, TABLE, CHECKPOINTS = "rounds.jsonl", "rounds.csv", "checkpoints"
 MODEL, PICTURE, RESULT = "model.safetensors", "accuracy.png", "result.json"
+RESULTS = (RESULT, MODEL, PICTURE)  # of a finished run; the first says that it is one
 
 JsonObject = dict[str, Any]  # as it was read from a file: its writer decides what is in it
 
@@ -50,16 +51,27 @@ ACCURACIES = {
 PLAIN_COLUMNS = ("dataset", "round", "train_loss", *ACCURACIES)  # of rounds.csv, for every run
 
 
-def create_run_directory(path: Path, simulator: Simulator, label: str, command: str) -> None:
-    """Make `path`, which must not exist, with what is known before training: all or nothing."""
-    name = simulator.federation.dataset.name
+def create_run_directory(
+    path: Path, simulator: Simulator, label: str, command: str, *, numbered: bool = False
+) -> Path:
+    """Make `path` with what is known before training: all or nothing; where it is.
+
+    Where `path` exists: FileExistsError or, if `numbered`, another with a counter.
+    """
     facts = to_json(manifest(simulator, label, command))
-    with new_directory(path) as folder:
+
+    def fill(folder: Path) -> None:
         (folder / CHECKPOINTS).mkdir()
-        (folder / CONFIG).write_text(f"# trained on {name}\n" + to_toml(simulator.config))
+        (folder / CONFIG).write_text(config_text(simulator, simulator.config))
         (folder / MANIFEST).write_text(facts)
         simulator.federation.partition.save(folder / PARTITION)
         save_clients(folder / CLIENTS, simulator.federation)
+
+    return make_directory(path, fill, numbered=numbered)
+
+
+def config_text(simulator: Simulator, config: RunConfig) -> str:
+    return f"# trained on {simulator.federation.dataset.name}\n" + to_toml(config)
 
 
 def save_clients(path: Path, federation: Federation) -> None:
@@ -75,8 +87,9 @@ def save_clients(path: Path, federation: Federation) -> None:
 
 def add_index(path: Path, index: ClientIndex) -> None:
     """Keep the index that steers the run, and say in the manifest where it came from."""
-    facts = json.loads((path / MANIFEST).read_text())
+    facts = read_json(path / MANIFEST)
     about = {k: v for k, v in index.provenance.items() if k not in ("curve", "federation")}
+    about["sha256"] = index.sha256
     facts |= {"encoder": index.provenance["encoder"], "index": about}
     write_text(path / MANIFEST, to_json(facts))
     index.save(path / INDEX)
@@ -109,6 +122,13 @@ def to_line(record: RoundRecord) -> bytes:
 def parse_rounds(lines: Sequence[bytes]) -> list[RoundRecord]:
     """The records in lines of rounds.jsonl."""
     return [RoundRecord(**json.loads(line)) for line in lines]
+
+
+def without_accuracy(line: bytes) -> bytes:
+    """The line of the same round, had it not been evaluated."""
+    (record,) = parse_rounds([line])
+    cleared: JsonObject = dict.fromkeys((*ACCURACIES, "accuracy_domains"))
+    return to_line(dataclasses.replace(record, **cleared))
 
 
 def count_rounds(path: Path) -> int:
@@ -157,8 +177,13 @@ def to_json(data: Mapping[str, object]) -> str:
 
 
 def read_json(path: Path) -> JsonObject:
-    """ValueError, which names the file, where it cannot be read."""
+    """The object in a JSON file; ValueError, which names the file, where there is none."""
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is cut off or damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} is damaged: it must hold an object, {{…}}, got {content!r:.40}")
+    return content

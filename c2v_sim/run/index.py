@@ -12,6 +12,7 @@ from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.index.training import OnPoint
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.progress import IndexProgress
+from c2v_sim.run.resume import check_index
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.settings import Affects, names_affecting
 
@@ -34,7 +35,10 @@ def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | No
         file = str(resumed / run_directory.INDEX)
     if not file:
         return index_embeddings(federation, settings, config.data_dir)
-    simulator.use_index(obtain_index(federation, settings, file=file))
+    index = obtain_index(federation, settings, file=file)
+    if resumed is not None and (resumed / run_directory.INDEX).exists():
+        check_index(resumed, index)
+    simulator.use_index(index)
     return None
 
 

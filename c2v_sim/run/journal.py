@@ -17,6 +17,7 @@ from c2v_sim.run.checkpoint import load_checkpoint, save_checkpoint
 from c2v_sim.run.tensorboard import TensorBoardLog
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.errors import remedy
 from c2v_sim.system.files import remove_leftovers
 
 
@@ -77,7 +78,7 @@ class Journal:
             out.append(f"the records of rounds {self.saved_rounds + 1} to {done}")
         if self.saved_state < done:
             out.append(f"the state after round {done} ({self.goes_on()})")
-        if self.saved_table != done:
+        if done and self.saved_table != done:
             out.append(f"{run_directory.TABLE} (the records are in {run_directory.ROUNDS})")
         return out
 
@@ -123,7 +124,7 @@ class Journal:
                 _say(
                     f"warning: cannot write {error.filename or self.out}: "
                     f"{error.strerror or error}. The run goes on in memory and tries again every "
-                    f"{self.simulator.config.checkpoint_every} rounds; free some space"
+                    f"{self.simulator.config.checkpoint_every} rounds{remedy(error, before='; ')}"
                 )
             self.error = error
             return False

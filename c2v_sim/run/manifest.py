@@ -1,6 +1,7 @@
 """What produced a run, as plain data for manifest.json: data, model, versions, commit, machine."""
 
 import dataclasses
+import json
 import os
 import platform
 import subprocess
@@ -18,6 +19,7 @@ from c2v_sim.models import NORMED_MODELS
 from c2v_sim.ops._dispatch import OPERATORS, native_missing
 from c2v_sim.simulator.evaluation import PROTOCOL
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.settings import Affects, facts_of, fixed
 
 Facts = dict[str, object]
 
@@ -48,6 +50,7 @@ def manifest(simulator: Simulator, label: str, command: str) -> Facts:
         "improve": list(config.improve),
         "client_state": simulator.row_plan.sentence,
         "seed": config.seed,
+        "settings": kept_settings(config),
         "evaluation": PROTOCOL,
         "lanes": simulator.lanes.count,
         "backend": backend_facts(simulator.device),
@@ -55,6 +58,13 @@ def manifest(simulator: Simulator, label: str, command: str) -> Facts:
         "commit": commit(),
         "machine": machine(simulator.device),
     }
+
+
+def kept_settings(config: RunConfig) -> Facts:
+    """The settings that a run has from its beginning to its end, as JSON gives them back."""
+    known = facts_of(RunConfig)
+    kept = {k: v for k, v in fixed(config).items() if not known[k].affects & Affects.LENGTH}
+    return json.loads(json.dumps(kept))
 
 
 def settings_of(algorithm: Algorithm) -> Facts:

@@ -21,6 +21,7 @@ from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.text import percent
 
 SECONDS_BETWEEN_LINES = 5.0
+SHARE_TESTED = 0.5  # of the clients: a mean over fewer is not that of most of them
 COMMAND = ["python", "-m", "c2v_sim.run"]
 
 
@@ -116,6 +117,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",
     ]
+    lines += [f"  {line}"] if (line := few_tested(simulator)) else []
     if simulator.pretrained is not None:
         start = simulator.pretrained
         lines.append(f"  starts from {start.file}; classifier {start.classifier}")
@@ -142,7 +144,20 @@ def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> 
     for name, words in ACCURACIES.items():
         at_best, at_end = percent(getattr(best, name)), percent(getattr(final, name))
         print(f"{words:<24}{at_best:>18}{at_end:>12}")
-    print(f"run directory: {out}")
+    for line in filter(None, (few_tested(simulator), f"run directory: {out}")):
+        print(line)
+
+
+def few_tested(simulator: Simulator) -> str:
+    """How many clients the accuracies speak of, where that is not all."""
+    tested, clients = simulator.federation.tested, simulator.federation.partition.clients
+    if tested == clients:
+        return ""
+    samples = sum(map(len, simulator.federation.partition.test))
+    line = f"tested: {tested} of {clients} clients, {samples} samples; the others have none"
+    if tested >= SHARE_TESTED * clients:
+        return line
+    return f"warning: {line}. Means over clients say nothing about most of them: test more samples"
 
 
 def resume_command(out: Path) -> str:

@@ -57,6 +57,8 @@ def summary(simulator: Simulator, result: Result) -> dict[str, object]:
         "dataset": simulator.federation.dataset.name,
         "algorithm": simulator.config.algorithm,
         "rounds": simulator.round,
+        "clients": simulator.federation.partition.clients,
+        "tested_clients": simulator.federation.tested,
         "best_accuracy": best.accuracy,
         "best_round": best.round,
         "final_accuracy": final.accuracy,

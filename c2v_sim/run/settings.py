@@ -10,9 +10,11 @@ from pathlib import Path
 from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_config
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
+from c2v_sim.run.resume import check_rounds
 from c2v_sim.run.tensorboard import FOLDER
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
+from c2v_sim.system.settings import Affects, names_affecting
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset or --config is
 given), then --config, then flags. The defaults shown are those of the preset quick; --print-config
@@ -65,5 +67,7 @@ def resumed_settings(arguments: argparse.Namespace, given: dict[str, object]) ->
         raise ConfigError(f"--resume {file.parent}: no run directory ({file.name} is not there)")
     saved = saved_config(file)
     wanted = make_config(given, saved)
-    check_resume(arguments, (saved, wanted), without=("preset", "config", "out"))
+    length = names_affecting(RunConfig, Affects.LENGTH)  # nothing before depends on it
+    check_resume(arguments, (saved, wanted), without=("preset", "config", "out"), but=length)
+    check_rounds(file.parent, saved, wanted)
     return wanted

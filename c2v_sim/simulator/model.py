@@ -13,9 +13,10 @@ from c2v_sim.algorithms import Algorithm
 from c2v_sim.algorithms.local_regulariser import LocalRegulariser, add_projection
 from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import Dataset
+from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE
-from c2v_sim.models import build_model, check_model
+from c2v_sim.models import build_model, check_model, logits
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.simulator.classifier_index import classifier_width
 from c2v_sim.simulator.objective import Regularised
@@ -46,6 +47,7 @@ def assemble(
     objective: Algorithm | Regularised = algorithm
     with seeded_construction(config.seed):
         base, pretrained = base_model(config, dataset, model)
+        check_output(base, dataset, sample)
         whole = algorithm.adapt_model(base, width_of(base, sample), dataset.classes)
         check_model(whole)
         if "local" in config.improve:
@@ -77,10 +79,47 @@ def base_model(
         check_model(own)
         return copy.deepcopy(own), None
     shape = tuple(dataset.x_train.shape[1:])
-    model = build_model(
-        config.model, classes=dataset.classes, input_shape=shape, norm=config.norm, seed=None
-    )
+    try:
+        model = build_model(
+            config.model, classes=dataset.classes, input_shape=shape, norm=config.norm, seed=None
+        )
+    except ValueError as error:
+        raise ValueError(f"{error}. {how_samples_come(dataset)}") from error
     return model, load_pretrained(model, config.pretrained) if config.pretrained else None
+
+
+def check_output(model: nn.Module, dataset: Dataset, sample: Tensor) -> None:
+    """Refuse a model that cannot take a sample, or does not give a number for each class."""
+    name, training = type(model).__name__, model.training
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            shape = tuple(logits(model.eval(), sample).shape)
+    except (RuntimeError, IndexError) as error:
+        raise ValueError(
+            f"model {name} cannot take an input of {list(sample.shape)}: "
+            f"{str(error).splitlines()[0]}. {how_samples_come(dataset)}; change the model's first "
+            "layer, or the shape of the data"
+        ) from error
+    model.train(training)
+    if shape != (1, dataset.classes):
+        raise ValueError(
+            f"model {name} must give [B, {dataset.classes}], a number for each class of "
+            f"{dataset.name}, got [B, {', '.join(map(str, shape[1:]))}]; give its classifier "
+            f"{dataset.classes} outputs, or name all classes with class_names"
+        )
+
+
+def how_samples_come(dataset: Dataset) -> str:
+    """What a model is given, in words."""
+    x = dataset.x_train
+    if isinstance(x, Windows):
+        return f"Text reaches a model as symbol numbers [B, {x.shape[1]}]"
+    if x.dtype == torch.uint8:
+        return "Images uint8 [N, H, W, C] reach a model as float32 [B, C, H, W]"
+    return (
+        f"Float features [N, {', '.join(map(str, x.shape[1:]))}] reach a model as they are; "
+        "images must be uint8 [N, H, W, C]"
+    )
 
 
 def width_of(model: nn.Module, sample: Tensor) -> int:

@@ -24,6 +24,7 @@ from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
+from c2v_sim.index.encoders.prompts import embeddable
 from c2v_sim.simulator.build import build_training, resident_data, some_inputs
 from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
 from c2v_sim.simulator.model import assemble
@@ -105,12 +106,17 @@ class Simulator:
         objective = self.training.objective
         return objective.regulariser if isinstance(objective, Regularised) else None
 
+    def spill_to(self, folder: Path) -> None:
+        """Client state beyond the memory goes to `folder` from now on."""
+        self._state.parts.budget.folder = folder
+
     def use_index(self, index: ClientIndex) -> None:
         """Let `index` steer the improvements; it must be of this federation."""
         config = self.config
         if not config.needs_client_index:
             raise ValueError("use_index: the config improves nothing by a client index")
         index.check(self.federation)
+        index = index.shuffled(config.seed) if config.index_shuffled else index
         self.index = index if config.index_part == "both" else index.only(config.index_part)
         if self.regulariser is not None:
             self.regularise_by(self.index.feature.to(self.device))
@@ -150,6 +156,13 @@ class Simulator:
 
     def _find_index(self) -> ClientIndex:
         config = self.config
+        if not config.index_file and not embeddable(self.federation.dataset):
+            raise ValueError(
+                f"improve = {', '.join(config.improve)} needs a client index, and encoders see "
+                "images and texts only, not features "
+                f"{list(self.federation.dataset.x_train.shape)}; give one with Simulator(…, "
+                "index=build_index(federation, embeddings=(samples [N, 512], classes [K, 512])))"
+            )
         return obtain_index(
             self.federation,
             index_settings(config),

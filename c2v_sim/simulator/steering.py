@@ -19,6 +19,7 @@ from c2v_sim import ops
 from c2v_sim.config import RunConfig
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.system.seeding import SAMPLING, rng
+from c2v_sim.training.sampling import rest_rounds
 
 NEVER = -(2**62)  # `last` of a client that has not taken part
 
@@ -50,7 +51,7 @@ class Steering:
         self.improve = frozenset(improve)
         self.seed, self.tau, self.gamma, self.lambda1 = seed, tau, gamma, lambda1
         clients = len(sizes)
-        self.rest = clients // (2 * cohort_size)  # rounds
+        self.rest = rest_rounds(clients, cohort_size)
         self.last = torch.full((clients,), NEVER, dtype=torch.int64)
         self.history = torch.zeros(clients, dtype=torch.float64)  # H
         self.scores = torch.zeros(clients, dtype=torch.float64)  # s of the last round

@@ -35,6 +35,7 @@ from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import LOCK, in_use
 from c2v_sim.system.interrupt import Interrupt
+from c2v_sim.system.output import printed
 from c2v_sim.system.settings import changes
 from c2v_sim.system.text import duration
 
@@ -154,14 +155,16 @@ def differing_settings(cells: list[Cell]) -> dict[str, str]:
     return {cell.name: text(cell) for cell in cells}
 
 
-def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> None:
-    """The tables, where they are, and what failed."""
-    print(write_tables(sweep, out))
+def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> int:
+    """The tables, where they are, and what failed; the exit code."""
+    text = write_tables(sweep, out)
+    code = printed(lambda: print(text), f"the tables are written into {out}")
     pictures = shlex.join(["python", "-m", "c2v_sim.report", str(out), "-o", "report.html"])
     print(f"tables: {', '.join(str(out / name) for name in FILES)}", file=sys.stderr)
     print(f"pictures: {pictures}", file=sys.stderr)
     for name, why in failed.items():
         print(f"failed: {name}: {why}", file=sys.stderr)
+    return 1 if failed else code
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -197,14 +200,14 @@ def main(argv: list[str] | None = None) -> int:
                 write_text(out / SWEEP, text_with(sweep.text, settings))
                 runner = Runner(out, cells, at_once, interrupt, needs)
                 runner.run()
-                show_end(sweep, out, runner.failed)
+                code = show_end(sweep, out, runner.failed)
         except (InUse, ConfigError) as error:
             return fail(2, str(error))
         except OSError as error:
             return fail(1, f"{error.filename or out}: {error.strerror or error}; again: {again}")
     if interrupt.stop.is_set():
         return fail(interrupt.code, f"{interrupt.word}; go on with: {again}")
-    return 1 if runner.failed else 0
+    return code
 
 
 if __name__ == "__main__":

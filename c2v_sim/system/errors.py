@@ -4,6 +4,7 @@ Bad input is a ValueError of some kind and ends a command with exit code 2 befor
 written; a failure while training ends it with 1.
 """
 
+import errno
 import sys
 
 ERROR = "c2v_sim: error: "
@@ -35,6 +36,26 @@ class Interrupted(Exception):
 
 class TrainingError(RuntimeError):
     """Local training failed; the message names round, client and algorithm."""
+
+
+# What helps where a file or folder cannot be read or written; nothing is known of other errors.
+REMEDIES = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "free some space, or raise the limit of file sizes",
+    errno.EACCES: "change its permissions",
+    errno.EPERM: "change its permissions",
+    errno.EROFS: "it is on a file system that can only be read",
+    errno.ELOOP: "it is a symbolic link that leads back to itself; correct it",
+    errno.ENOTDIR: "a part of its path is a file; correct it",
+}
+
+
+def remedy(error: OSError, before: str = "", otherwise: str = "") -> str:
+    """What helps against `error`, or else what always helps; after `before`, or nothing at all."""
+    known = (REMEDIES.get(error.errno or 0), otherwise)
+    words = ", or ".join(filter(None, known))
+    return f"{before}{words}" if words else ""
 
 
 def fail(code: int, message: str) -> int:

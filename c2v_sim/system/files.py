@@ -5,6 +5,7 @@ a second process out of a directory.
 """
 
 import contextlib
+import errno
 import os
 import shutil
 import threading
@@ -27,8 +28,7 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
     processes at once, so the temporary name is the writer's own; elsewhere it is fixed, so that
     a killed writer leaves at most one file, which the next one overwrites.
     """
-    writer = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
-    temporary = path.with_name(f"{path.name}{writer}.partial")
+    temporary = path.with_name(f"{path.name}{_writer(shared)}.partial")
     try:
         temporary.touch()  # some writers create files that only the owner may read
         mode = temporary.stat().st_mode
@@ -42,6 +42,11 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def _writer(shared: bool) -> str:
+    """What makes a temporary name the writer's own, where others may write the same."""
+    return f".{os.getpid()}-{threading.get_ident()}" if shared else ""
+
+
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill the temporary file of `replacing`."""
     with replacing(path) as temporary:
@@ -49,12 +54,13 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 
 @contextmanager
-def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
+def new_directory(path: Path, *, replace: bool = False, shared: bool = False) -> Iterator[Path]:
     """A temporary directory beside `path`, which takes its name if the block succeeds.
 
-    A directory of that name is an error, or with `replace` deleted just before.
+    A directory of that name is an error (FileExistsError), or with `replace` deleted just before.
+    shared: as in `replacing`.
     """
-    temporary = partial_directory(path)
+    temporary = partial_directory(path, _writer(shared))
     shutil.rmtree(temporary, ignore_errors=True)  # of a writer that was killed
     temporary.mkdir(parents=True)
     try:
@@ -66,21 +72,45 @@ def new_directory(path: Path, *, replace: bool = False) -> Iterator[Path]:
             shutil.rmtree(path)
         temporary.rename(path)
         flush(path.parent)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
+        if isinstance(error, OSError) and error.errno == errno.ENOTEMPTY:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
         raise
 
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what a killed process left half written in `folder`, which nobody else works in."""
-    for pattern in ("*.partial", ".tmp??????"):  # of `replacing`; of safetensors inside it
+    for pattern in ("*.partial", ".tmp??????"):  # of this module; of safetensors
         for leftover in folder.glob(pattern):
-            leftover.unlink()
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
 
 
-def partial_directory(path: Path) -> Path:
+def partial_directory(path: Path, writer: str = "") -> Path:
     """The name under which `new_directory` makes `path`."""
-    return path.with_name(f".{path.name}.partial")
+    return path.with_name(f".{path.name}{writer}.partial")
+
+
+def make_directory(path: Path, fill: Callable[[Path], None], *, numbered: bool) -> Path:
+    """A directory with what `fill` writes into the one it is given: whole or absent; its path.
+
+    Others may want the same name at the same time: FileExistsError where it is taken or, if
+    `numbered`, the next free one with a counter.
+    """
+    name, count = path, 1
+    while True:
+        try:
+            with new_directory(name, shared=True) as folder:
+                fill(folder)
+            return name
+        except FileExistsError:
+            if not numbered or not name.exists():
+                raise
+        count += 1
+        name = path.with_name(f"{path.name}-{count}")
 
 
 @contextmanager

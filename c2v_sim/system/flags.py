@@ -105,15 +105,19 @@ def check_resume(
     arguments: argparse.Namespace,
     *configs: tuple["DataclassInstance", "DataclassInstance"],
     without: Sequence[str] = ("out",),
+    but: Collection[str] = (),
 ) -> None:
-    """Refuse a resume with other settings than (saved, wanted), or with options it cannot have."""
+    """Refuse a resume with other settings than (saved, wanted), or with options it cannot have.
+
+    but: settings that may change all the same.
+    """
     folder = arguments.resume
     for name in without:
         if getattr(arguments, name) is not None:
             raise ConfigError(f"--resume takes its settings from {folder}: leave out --{name}")
     changed: dict[str, str] = {}
     for saved, wanted in configs:
-        changed |= changes(saved, wanted)
+        changed |= {k: v for k, v in changes(saved, wanted).items() if k not in but}
     if changed:
         told = "; ".join(f"{name} {values}" for name, values in changed.items())
         raise ConfigError(f"--resume {folder}: the run has other settings: {told}")

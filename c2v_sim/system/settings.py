@@ -16,6 +16,7 @@ import difflib
 import functools
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
@@ -52,6 +53,7 @@ class Affects(Flag):
 NOTHING_MORE = Affects(0)
 REPORT, PAPER = "report", "paper"  # of runs; of what differs from the paper
 POSITIVE: dict[str, Any] = {"above": 0.0, "below": math.inf}
+SEEDS: dict[str, Any] = {"least": 0, "most": 2**64 - 1}  # torch's generators take no more
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,9 @@ def check(setting: Setting, value: object) -> None:
     for item in several(value):
         if setting.choices is not None and item not in setting.choices:
             raise ConfigError(f"{name} must be one of {', '.join(setting.choices)}; got {item!r}")
+    twice = [item for item, count in Counter(several(value)).items() if count > 1]
+    if twice:
+        raise ConfigError(f"{name} must name each of its values once, got {twice[0]!r} twice")
     if isinstance(value, (int, float)):
         check_range(setting, value)
 
@@ -184,7 +189,11 @@ def range_of(setting: Setting) -> str:
         return "positive" if high is None else "a positive number"
     low = setting.least if setting.above is None else setting.above
     opening, closing = "[" if setting.above is None else "(", ")" if setting.most is None else "]"
-    return f"in {opening}{low:g}, {high:g}{closing}"
+    return f"in {opening}{_number(low)}, {_number(high)}{closing}"
+
+
+def _number(value: float | None) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def several(value: object) -> tuple[object, ...]:

@@ -263,6 +263,14 @@ def test_npz_with_pickled_objects_is_refused(tiny, tmp_path):
 # ---- stand-in -------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["x_train", "y_test"])
+def test_an_npz_of_another_dtype_is_named(tiny, tmp_path, name):
+    bad = tiny._asdict() | {name: getattr(tiny, name).astype(np.float32)}
+    np.savez(tmp_path / "cifar10.npz", **bad)
+    with pytest.raises(DataError, match=rf"cifar10\.npz .*{name} must be .*, got float32"):
+        load_dataset("cifar10", data_dir=tmp_path)
+
+
 def test_standin_is_named_everywhere(tiny, tmp_path, capsys):
     data = load_dataset("cifar10", data_dir=tmp_path)
     assert data.name == "cifar10-standin(shapes)"
@@ -333,7 +341,7 @@ def serve(server, content, monkeypatch):
 
 def test_download_then_read_from_disk(tiny, tmp_path, server, monkeypatch):
     serve(server, python_archive(tiny), monkeypatch)
-    folder = tmp_path / "new" / "folder"
+    folder = tmp_path / "new"
     first = load_dataset("cifar10", data_dir=folder, require_real_data=True, progress=False)
     assert first.source == cifar10.URL
     second = load_dataset("cifar10", data_dir=folder)
@@ -394,8 +402,11 @@ def test_http_errors_count_as_unreachable(tiny, tmp_path, server, capsys):
 def test_folder_that_cannot_be_made_is_an_error(tiny, tmp_path, server, monkeypatch):
     serve(server, python_archive(tiny), monkeypatch)
     (tmp_path / "file").write_text("")
-    with pytest.raises(DataError, match=r"cannot write.*--data-dir"):
+    with pytest.raises(DataError, match="file/folder does not exist, nor the folder above it"):
         load_dataset("cifar10", data_dir=tmp_path / "file" / "folder")
+    monkeypatch.setenv("C2V_DATA", str(tmp_path / "file" / "folder"))
+    with pytest.raises(DataError, match=r"cannot write.*a part of its path is a file.*--data-dir"):
+        load_dataset("cifar10")
 
 
 def test_fetch_waits_for_a_parallel_download(tmp_path, server, monkeypatch):

@@ -90,6 +90,49 @@ def test_data_folder_must_not_be_a_file(tmp_path):
         load_dataset("shapes", data_dir=tmp_path / "file")
 
 
+def test_a_new_data_folder_is_made_with_a_word(tmp_path, capsys):
+    sizes = {"train_size": 20, "test_size": 10, "progress": False}
+    load_dataset("shapes", data_dir=tmp_path / "new", **sizes)
+    assert (
+        f"the data folder {tmp_path / 'new'} did not exist; it is made" in capsys.readouterr().err
+    )
+    load_dataset("shapes", data_dir=tmp_path / "new", **sizes)
+    assert capsys.readouterr().err == ""
+    wrong = tmp_path / "mistyped" / "data"
+    with pytest.raises(DataError, match="does not exist, nor the folder above it; correct it"):
+        load_dataset("cifar10", data_dir=wrong)
+    assert not wrong.parent.exists()
+
+
+def test_a_data_folder_that_leads_back_to_itself_is_called_so(tmp_path, capsys):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(DataError, match="cannot be used: Too many levels of symbolic") as error:
+        load_dataset("cifar10", data_dir=loop)
+    assert "it is a symbolic link that leads back to itself" in str(error.value)
+    assert "space" not in str(error.value)
+    assert len(load_dataset("shapes", data_dir=loop, train_size=20, test_size=10).y_train) == 20
+    assert "cannot cache" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid(), reason="must begin as root")
+def test_a_data_folder_without_permission_is_called_so(tmp_path):
+    """In a process that is not root: root may do everything."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o700)
+    for path in (tmp_path, *list(tmp_path.parents)[:-2]):
+        path.chmod(path.stat().st_mode | 0o055)
+    script = (
+        "import os, sys\nfrom c2v_sim import load_dataset\nos.setuid(65534)\n"
+        "try:\n    load_dataset('cifar10', data_dir=sys.argv[1])\n"
+        "except ValueError as error:\n    print(error)"
+    )
+    command = [sys.executable, "-P", "-c", script, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "cannot be used: Permission denied; change its permissions, or choose" in done.stdout
+    assert "space" not in done.stdout
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

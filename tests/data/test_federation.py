@@ -169,3 +169,27 @@ def test_partition_of_other_data_is_refused():
     large = make_partition("iid", np.zeros(500, int), np.zeros(0, int), clients=3, seed=0)
     with pytest.raises(ValueError, match=r"training sample 499, but user has 48"):
         Federation(small.dataset, large)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([1, 2, 3], "y has 3 classes from 1 to 3, but none is 0; number the classes from 0"),
+        ([0, 1, 3], "y has 3 classes from 0 to 3, but none is 2"),
+        ([0, 5, 10**9], r"must be below \d+, got 1000000000; number the classes from 0"),
+        ([0, 1, -1], "y must be >= 0, got -1; number the classes from 0"),
+        ([0.0, 1.0, 2.0], r"got float64 \(30,\); number the classes from 0"),
+    ],
+)
+def test_labels_that_are_not_numbered_from_0_are_refused_with_the_remedy(labels, message):
+    x, y = np.zeros((30, 4), np.float32), np.array(labels * 10)
+    with pytest.raises(ValueError, match=message):
+        Federation.from_arrays(x, y, np.arange(30) % 3)
+    renumbered = np.unique(y, return_inverse=True)[1]  # as the message says
+    assert Federation.from_arrays(x, renumbered, np.arange(30) % 3).dataset.classes == 3
+
+
+def test_named_classes_may_be_without_samples():
+    x, y = np.zeros((30, 4), np.float32), np.array([1, 3, 3] * 10)
+    federation = Federation.from_arrays(x, y, np.arange(30) % 5, class_names=list("abcd"))
+    assert federation.dataset.classes == 4

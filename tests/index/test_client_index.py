@@ -84,6 +84,41 @@ def test_naive_indices(made):
     torch.testing.assert_close(average.similarity(), unit @ unit.T, atol=1e-5, rtol=1e-5)
 
 
+def test_controls(made):
+    federation, images, labels, _ = made
+    average, centred, histogram, random, other = (
+        build_index(federation, IndexConfig(index=kind, seed=seed), embeddings=(images, labels))
+        for kind, seed in (
+            ("feature-average", 0),
+            ("centred-average", 0),
+            ("label-histogram", 0),
+            ("random", 0),
+            ("random", 1),
+        )
+    )
+    expected = average.feature - average.feature.mean(0)
+    torch.testing.assert_close(centred.feature, expected, atol=1e-6, rtol=1e-5)
+    assert histogram.parts == ("label",)
+    counts = federation.label_counts.double()
+    shares = counts / counts.sum(1, keepdim=True)
+    torch.testing.assert_close(histogram.label.double(), shares, atol=1e-6, rtol=1e-5)
+    assert random.feature.shape == (12, 512)
+    assert not torch.equal(random.feature, other.feature)
+    assert random.similarity().fill_diagonal_(0).abs().max() < 0.25
+
+
+def test_a_shuffled_index_has_the_same_vectors_elsewhere(made):
+    index = made[3]
+    moved = index.shuffled(0)
+    same_row = torch.cdist(index.feature, moved.feature).argmin(0)  # whose vector each one has
+    assert sorted(same_row.tolist()) == list(range(12))
+    assert same_row.tolist() != list(range(12))
+    assert torch.equal(moved.feature, index.feature[same_row])
+    assert torch.equal(moved.label, index.label[same_row])
+    assert torch.equal(moved.sizes, index.sizes)
+    assert moved.provenance["shuffled"] == 0
+
+
 def test_max_samples_limits_what_is_embedded_and_used(made):
     federation, images, labels, index = made
     five = dataclasses.replace(TINY, max_samples=5)

@@ -143,6 +143,18 @@ def test_damaged_cache_is_rebuilt_with_a_notice(tmp_path, capsys, damage):
     assert third.samples == 0
 
 
+def test_a_cache_of_something_else_is_made_anew(tmp_path):
+    """A sound file, with the right checksum of the wrong tensors."""
+    data = dataset()
+    good = embed_dataset(data, CountingEncoder(), cache_dir=tmp_path, progress=False)
+    (file,) = tmp_path.iterdir()
+    for wrong in ({"images": good.images}, {"images": good.images[:3], "labels": good.labels}):
+        tensor_file.write(file, {name: t.clone() for name, t in wrong.items()})
+        again = CountingEncoder()
+        result = embed_dataset(data, again, cache_dir=tmp_path, progress=False)
+        assert (again.samples, result.sha256) == (30, good.sha256)
+
+
 def test_interrupted_work_goes_on_from_the_finished_parts(tmp_path, small_parts):
     data, options = dataset(), {"cache_dir": tmp_path, "progress": False, "batch_size": 4}
     with pytest.raises(KeyboardInterrupt):  # in the third part: two of 8 are done

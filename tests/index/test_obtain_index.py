@@ -9,13 +9,15 @@ import threading
 import pytest
 import torch
 from planted import planted
+from safetensors import safe_open
 
 from c2v_sim.index import build
 from c2v_sim.index.build import build_index, cache_path, obtain_index
-from c2v_sim.index.client_index import ClientIndex
+from c2v_sim.index.client_index import FORMAT, ClientIndex
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import given_embeddings
 from c2v_sim.index.naive import NAIVE, Naive
+from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import Interrupted
 
 TINY = IndexConfig(epochs=2, hidden=32, batch_size=16, threads=1)
@@ -99,7 +101,7 @@ def test_stopped_and_gone_on_with(made, tmp_path):
 def test_a_kind_of_ones_own_is_one_entry(made, tmp_path, monkeypatch):
     federation, embeddings, _ = made
     first_of_all = Naive(
-        lambda images, partition, y, classes: images[:6, :3] + classes, lambda _: 3
+        lambda images, partition, y, classes, seed: images[:6, :3] + classes, lambda _: 3
     )
     monkeypatch.setitem(NAIVE, "first", first_of_all)
     config = IndexConfig()
@@ -107,6 +109,21 @@ def test_a_kind_of_ones_own_is_one_entry(made, tmp_path, monkeypatch):
     found = obtain_index(federation, config, embeddings=embeddings, data_dir=tmp_path)
     assert torch.equal(found.feature, embeddings.images[:6, :3] + 4)
     assert found.parts == ("feature",)
+
+
+def test_a_cache_of_something_else_is_built_anew(made, tmp_path, capsys):
+    """Sound files, with the right checksum of the wrong tensors."""
+    federation, embeddings, expected = made
+    options = {"embeddings": embeddings, "data_dir": tmp_path}
+    obtain_index(federation, TINY, **options)
+    (file,) = (tmp_path / "indices").iterdir()
+    with safe_open(str(file), framework="pt") as saved:
+        whole = {name: saved.get_tensor(name) for name in saved.keys()}  # noqa: SIM118
+    for tensors in ({"feature": torch.ones(3, 2)}, {"other": torch.ones(1)}, whole):
+        about = {"c2v_sim": "client index", "format": str(FORMAT), "provenance": "{}"}
+        tensor_file.save(file, tensors, about | {"sha256": tensor_file.checksum(tensors)})
+        assert same(obtain_index(federation, TINY, **options), expected)
+        assert f"the index {file} is damaged" in capsys.readouterr().err
 
 
 # ---- a cache that cannot be written ---------------------------------------------------------

@@ -3,8 +3,11 @@
 import builtins
 import itertools
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -369,3 +372,35 @@ def test_without_the_libraries_the_command_says_what_to_install(
     assert report.main([str(report_runs / "mlp"), "-o", str(tmp_path / "report.html")]) == 2
     assert "pip install 'c2v_sim[report]'" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_cannot_be_read_is_called_so(tmp_path, capsys):
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    assert report.main([str(loop)]) == 2
+    error = capsys.readouterr().err
+    assert f"{loop} cannot be read: Too many levels of symbolic links" in error
+    assert "not a run directory" not in error
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid(), reason="must begin as root")
+def test_a_folder_without_permission_is_called_so(tmp_path):
+    """In a process that is not root: root may do everything."""
+    (tmp_path / "closed").mkdir(mode=0o700)
+    for path in (tmp_path, *list(tmp_path.parents)[:-2]):
+        path.chmod(path.stat().st_mode | 0o055)
+    script = "import os, sys\nfrom c2v_sim.report import __main__ as report\nos.setuid(65534)\n"
+    script += "sys.exit(report.main(sys.argv[1:]))"
+    command = [sys.executable, "-P", "-c", script, str(tmp_path / "closed")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    assert "closed cannot be read: Permission denied; change its permissions" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["[]", "", '{"data": {"na', "null"])
+def test_a_damaged_manifest_is_named(tmp_path, capsys, text):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("rounds = 2")
+    (tmp_path / "run" / "manifest.json").write_text(text)
+    assert report.main([str(tmp_path / "run")]) == 2
+    assert f"{tmp_path / 'run' / 'manifest.json'} is " in capsys.readouterr().err

@@ -151,6 +151,36 @@ def test_bad_input_exits_2_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_standard_output_does_not_hide_that_all_is_saved(finished, tmp_path, unbuffered):
+    out = shutil.copytree(finished[0], tmp_path / "full")
+    command = [sys.executable, "-P", "-m", "c2v_sim.run", "--resume", str(out)]
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, env=environment
+        )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "the result cannot be printed to standard output (No space left on device)" in last
+    assert f"training is done and everything is saved in {out}" in last
+    assert same_model(out, finished[0])
+
+
+def test_how_many_clients_were_tested_is_said(finished, tmp_path, capsys):
+    out, done = finished
+    assert "tested:" not in done.stdout  # all of them
+    assert json.loads((out / "result.json").read_text())["tested_clients"] == 8
+    few = [*TINY, "--test-size", "1", "--rounds", "1", "--model", "linear"]
+    assert run.main([*few, "--out", str(tmp_path / "few")]) == 0
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert "warning: tested: 1 of 8 clients, 1 samples; the others have none" in text
+    result = json.loads((tmp_path / "few" / "result.json").read_text())
+    assert (result["clients"], result["tested_clients"]) == (8, 1)
+
+
 def test_unknown_flags_and_values_exit_2_with_the_allowed_ones(capsys):
     with pytest.raises(SystemExit) as stop:
         run.main(["--model", "vgg"])

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.__main__ import main
+from c2v_sim.run.index import CHECKPOINT
 
 SMALL = [
     *("--train-size", "240", "--test-size", "60", "--clients", "8", "--participation", "0.25"),
@@ -106,6 +107,12 @@ def test_a_stop_while_the_index_trains_resumes_to_the_same_bits(
         patch.setattr(run_index, "IndexProgress", StopsAfterOneEpoch)
         patch.setattr(run_index, "obtain_index", watched)
         assert main([*SMALL, "--data-dir", str(data), "--out", str(out)]) in (130, 143)
+    error = capfd.readouterr().err
+    assert f"while the client index was made; go on with: python -m c2v_sim.run --resume {out}" in (
+        error
+    )
+    assert "NOT saved" not in error  # nothing is lost
+    assert "rounds.csv" not in error  # which does not exist
     assert (out / run_index.CHECKPOINT).exists()
     assert not (out / run_directory.INDEX).exists()
     assert main(["--resume", str(out)]) == 0
@@ -116,9 +123,9 @@ def test_the_checkpoint_of_an_index_that_is_there_is_deleted(first, tmp_path):
     """As after a kill between the two."""
     out = tmp_path / "killed"
     shutil.copytree(first, out)
-    (out / run_index.CHECKPOINT).write_bytes(b"of a training that is done")
+    (out / CHECKPOINT).write_bytes(b"of a training that is done")
     assert main(["--resume", str(out)]) == 0
-    assert not (out / run_index.CHECKPOINT).exists()
+    assert not (out / CHECKPOINT).exists()
     assert outcome(out) == outcome(first)
 
 

@@ -14,6 +14,7 @@ YAML = Path(__file__).parents[3] / "shared" / "paper_tables.yaml"
 NAMES = shipped_sweeps()
 SMALL = [name for name in NAMES if name.startswith("small/")]
 PAPER = [name for name in NAMES if name.startswith("paper/")]
+STUDY = [name for name in NAMES if name.startswith("study/")]
 
 # Measured on one core of a small server: samples a second, images of 32×32. The last two networks:
 # about half of what a newer one reached.
@@ -39,7 +40,7 @@ def test_every_table_of_the_paper_has_a_sweep_in_both_scales():
     assert {"paper/diversity", "paper/decoder", "small/diversity", "small/decoder"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*SMALL, *PAPER])
 def test_every_place_has_its_value_in_the_paper(name):
     sweep = read_sweep(name)
     if not sweep.table.paper:
@@ -52,6 +53,11 @@ def test_every_place_has_its_value_in_the_paper(name):
         assert paper_value(sweep.table.paper, list(labels))[0] is not None, labels
     if name in PAPER:  # and the other way round: nothing of the paper is left out
         assert len(ran) == places(paper_entry(sweep.table.paper.split(".")), sweep.table.kind)
+
+
+@pytest.mark.parametrize("name", STUDY)
+def test_a_study_takes_no_stand_in_for_data(name):
+    assert all(cell.config.require_real_data for cell in read_sweep(name).cells)
 
 
 def axes_of(sweep):

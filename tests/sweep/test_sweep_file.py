@@ -163,4 +163,4 @@ def test_every_shipped_sweep_is_one(name):
     read = read_sweep(name)
     assert read.title
     assert "[table]" in read.text
-    assert Path(name).parts[0] in ("small", "paper")
+    assert Path(name).parts[0] in ("small", "paper", "study")

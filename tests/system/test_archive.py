@@ -43,7 +43,7 @@ def test_every_damaged_byte_is_a_value_error_or_does_not_matter(path):
 
 
 def test_a_header_that_asks_for_too_much_is_not_believed(tmp_path):
-    """Nobody has the memory that the damaged header says is needed: its bytes are checked first."""
+    """Nobody has the memory that the damaged header says is needed."""
     array = io.BytesIO()
     np.save(array, np.zeros((11, 11, 11, 11, 11, 1), dtype=np.uint8))
     path = tmp_path / "huge.npz"
@@ -52,8 +52,47 @@ def test_a_header_that_asks_for_too_much_is_not_believed(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole.replace(b"(11, 11, 11, 11, 11, 1)", b"(99999999999999999999,)"))
     assert path.read_bytes() != whole
-    with pytest.raises(ValueError, match="Bad CRC-32"):
+    with pytest.raises(ValueError, match=r"ids says that it is uint8 .*, but 161 KB are there"):
         read_npz(path, ["ids"])
+
+
+def claiming(path, header, data=b"", **options):
+    """An archive with right checksums, whose array `ids` has this header."""
+    text = str(header).encode()
+    text += b" " * (-(len(text) + 11) % 64) + b"\n"
+    with zipfile.ZipFile(path, "w", **options) as archive:
+        content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data
+        archive.writestr("ids.npy", content)
+
+
+def test_a_sound_file_that_claims_30_gigabytes_is_refused_before_they_are_asked_for(
+    tmp_path, monkeypatch
+):
+    header = {"descr": "|u1", "fortran_order": False, "shape": (30_000_000_000,)}
+    claiming(tmp_path / "claims.npz", header, b"few")
+    with pytest.raises(ValueError, match=r"uint8 \(30000000000,\), which is 30.0 GB, but 3 B are"):
+        read_npz(tmp_path / "claims.npz", ["ids"])
+    header["shape"] = (5_000_000,)  # a small file that unpacks to what nobody has
+    bomb = tmp_path / "bomb.npz"
+    claiming(bomb, header, bytes(5_000_000), compression=zipfile.ZIP_DEFLATED)
+    assert bomb.stat().st_size < 10_000
+    free = type("Free", (), {"available": 4_000_000})
+    monkeypatch.setattr("c2v_sim.system.archive.psutil.virtual_memory", lambda: free)
+    with pytest.raises(ValueError, match=r"need 5 MB of memory; 4 MB are free"):
+        read_npz(bomb, ["ids"])
+
+
+def test_a_caller_sees_the_headers_before_an_array_is_read(path, monkeypatch):
+    seen = {}
+    read_npz(path, ["ids"], seen.update)
+    assert str(seen["ids"]) == "int64 (40,)"
+
+    def refuse(headers):
+        raise ValueError(f"not {headers['ids'].shape}")
+
+    monkeypatch.setattr(zipfile.ZipFile, "read", None)
+    with pytest.raises(ValueError, match=r"not \(40,\)"):
+        read_npz(path, ["ids"], refuse)
 
 
 def test_other_files_are_named_by_what_they_lack(path, tmp_path):

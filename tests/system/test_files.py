@@ -8,7 +8,7 @@ import pytest
 from filelock import FileLock
 
 from c2v_sim.system.errors import InUse
-from c2v_sim.system.files import LOCK, in_use, replacing
+from c2v_sim.system.files import LOCK, in_use, make_directory, replacing
 
 
 def test_writers_of_a_shared_file_do_not_meet(tmp_path):
@@ -84,3 +84,30 @@ def test_a_directory_in_use_is_refused_to_another_process(tmp_path):
         assert InUse.__name__ in other().stderr
     assert other().stdout == "mine\n"
     assert not (tmp_path / LOCK).exists()
+
+
+def test_directories_that_want_one_name_get_one_each(tmp_path):
+    """All are inside at the same time, as runs that begin in the same second are."""
+    inside, made = threading.Barrier(3, timeout=20), []
+
+    def fill(folder):
+        (folder / "file").write_text(threading.current_thread().name)
+        if not made:  # those that try again do not wait
+            inside.wait()
+
+    def make(numbered):
+        try:
+            made.append(make_directory(tmp_path / "run", fill, numbered=numbered).name)
+        except FileExistsError as error:
+            made.append(error.filename)
+
+    threads = [threading.Thread(target=make, args=(True,), name=str(n)) for n in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(made) == ["run", "run-2", "run-3"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run", "run-2", "run-3"]
+    assert {(tmp_path / name / "file").read_text() for name in made} == {"0", "1", "2"}
+    make(numbered=False)
+    assert made[-1] == str(tmp_path / "run")

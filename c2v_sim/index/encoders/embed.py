@@ -69,7 +69,8 @@ def embed_dataset(
     encoder = make_encoder(encoder) if isinstance(encoder, str) else encoder
     _check_encoder(encoder)
     path = _cache_path(dataset, encoder, sample_texts, labels, cache_dir) if cache else None
-    tensors = tensor_file.read(path) if path else None
+    expected = {"images": (len(samples), WIDTH), "labels": (len(labels), WIDTH)}
+    tensors = _read(path, expected)
     if tensors is None:
         work = _Work(encoder, samples, batch_size, progress, path and path.with_suffix(".parts"))
         tensors = {"images": work.run(), "labels": _checked(encoder.embed_texts(labels), labels)}
@@ -160,6 +161,13 @@ def _text_hash(texts: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
+def _read(path: Path | None, expected: dict[str, tuple[int, int]]) -> dict[str, Tensor] | None:
+    """What a cache file holds, if it is just that."""
+    tensors = tensor_file.read(path) if path else None
+    found = None if tensors is None else {name: tuple(t.shape) for name, t in tensors.items()}
+    return tensors if found == expected else None
+
+
 def _write(path: Path, tensors: dict[str, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     tensor_file.write(path, tensors)
@@ -209,7 +217,7 @@ class _Work:
 
     def _part(self, part: slice, bar: tqdm) -> Tensor:
         file = self.parts / f"{part.start:09d}.safetensors" if self.parts else None
-        kept = tensor_file.read(file) if file else None
+        kept = _read(file, {"images": (part.stop - part.start, WIDTH)})
         if kept is not None:
             bar.update(part.stop - part.start)
             return kept["images"]

@@ -45,6 +45,12 @@ class WindowPrompts:
 Samples = Tensor | Sequence[str] | WindowPrompts
 
 
+def embeddable(dataset: Dataset) -> bool:
+    """Whether encoders can see its samples: windows of a text, grey or RGB images."""
+    x = dataset.x_train
+    return isinstance(x, Windows) or (x.dtype == torch.uint8 and x.shape[-1] in (1, 3))
+
+
 def samples_to_embed(dataset: Dataset, texts: Sequence[str] | None) -> Samples:
     """The given texts, the windows' prompts, or the images, uint8 [N, H, W, 3]."""
     x = dataset.x_train
@@ -57,7 +63,7 @@ def samples_to_embed(dataset: Dataset, texts: Sequence[str] | None) -> Samples:
         return texts
     if isinstance(x, Windows):
         return WindowPrompts(x, "".join(dataset.class_names))
-    if x.dtype != torch.uint8 or x.shape[-1] not in (1, 3):
+    if not embeddable(dataset):
         raise ValueError(
             f"embed_dataset: {dataset.name} has no images to embed: x_train must be uint8 "
             f"[N, H, W, 3] or [N, H, W, 1], got {x.dtype} {tuple(x.shape)}; give sample_texts, or "

@@ -7,7 +7,7 @@ from c2v_sim.data.partition import Partition
 
 
 def class_prototypes(
-    images: Tensor, partition: Partition, y: Tensor, classes: int
+    images: Tensor, partition: Partition, y: Tensor, classes: int, *_: object
 ) -> Tensor:  # [M, K · 512]
     """v_i = the means of D over each class, side by side; zeros for a class the client lacks."""
     rows = []

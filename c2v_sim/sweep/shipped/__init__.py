@@ -1,4 +1,4 @@
-"""The shipped sweeps: paper/ and small/, one TOML file each, named as in `small/tau`."""
+"""The shipped sweeps: paper/, small/ and study/, one TOML file each, named as in `small/tau`."""
 
 from importlib import resources
 
