@@ -39,6 +39,7 @@ participation = 0.5
 local_epochs = 1
 batch_size = 16
 rounds = 1
+lanes = 1
 index = "feature-average"
 [axes.case]
 original = {}
