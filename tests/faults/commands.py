@@ -47,7 +47,8 @@ steered = { improve = ["sampling"] }
 """
 MAINS = {"c2v_sim.run": run.main, "c2v_sim.index": index.main}
 OLDER = "an older report"
-COMMIT = re.compile(r"Commit: [0-9a-f]+(-dirty)?")  # of the sources, which somebody may be editing
+# Of the sources, which somebody may be editing while the driver runs.
+COMMIT = re.compile(r"(Commit|The cells differ in their commit): [^\n\"]*")
 WRITTEN = re.compile(r"Written by c2v_sim.report on [^.]*\.")
 
 
