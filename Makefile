@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
 SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missing as why; \
 	print("c2v_sim: native operators", "are missing: " + why if why else "are built")'
 
-.PHONY: run test setup lint bench fuzz oldest audit clean
+.PHONY: run test setup lint bench fuzz oldest audit faults soak clean
 run: $(VENV)/.installed
 	$(BIN)/python -P -m c2v_sim.run --beside-original $(ARGS)
 
@@ -53,6 +53,13 @@ audit: $(VENV)/.test-installed
 	$(BIN)/pip install -q "pip-audit>=2.7"
 	$(BIN)/pip-audit --local --skip-editable || \
 		{ echo "make audit: not clean, or the database could not be reached (see above)"; exit 1; }
+
+# The long forms of tests/faults: every file call of a run fails once in every way; 2,000 rounds.
+faults: $(VENV)/.test-installed
+	$(BIN)/python -P tests/faults/driver.py $(ARGS)
+
+soak: $(VENV)/.test-installed
+	OMP_NUM_THREADS=1 $(BIN)/python -P tests/faults/soak.py $(ARGS)
 
 setup:
 	rm -f $(VENV)/.installed $(VENV)/.test-installed

@@ -32,7 +32,7 @@ from c2v_sim.run.index import (
     shown_training,
 )
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail, naming, remedy
-from c2v_sim.system.files import make_directory, write_atomically
+from c2v_sim.system.files import make_directory, remove_leftovers, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
@@ -120,7 +120,9 @@ def prepare(arguments: argparse.Namespace) -> Task:
     kind = config.strategy if config.index == "dsa-ign" else config.index
     out = arguments.resume or arguments.out
     out = out or new_path("indices", federation.dataset.name, kind, config.seed)
-    if not arguments.resume:
+    if arguments.resume:
+        remove_leftovers(out)
+    else:
         text = run_directory.to_json(directory_settings(run, config))
         numbered = arguments.out is None
         out = make_directory(out, lambda p: write_settings(p, text), numbered=numbered)

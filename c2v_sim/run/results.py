@@ -31,8 +31,14 @@ ORIGINAL_CURVE: dict[str, Any] = {
 }
 
 
-def write_results(path: Path, simulator: Simulator, result: Result) -> dict[str, OSError]:
-    """Write the three files; those that could not be written, and why."""
+def write_results(
+    path: Path, simulator: Simulator, result: Result, *, recorded: bool = True
+) -> dict[str, OSError]:
+    """Write the three files; those that could not be written, and why.
+
+    The summary comes last, and only if the others and the records of all rounds (`recorded`) are
+    on disk: where it is, the directory is complete, and a sweep has no reason to come back.
+    """
     dataset = simulator.federation.dataset.name
     facts = {"dataset": dataset, "model": simulator.config.model, "round": simulator.round}
     about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
@@ -42,12 +48,14 @@ def write_results(path: Path, simulator: Simulator, result: Result) -> dict[str,
     picture = accuracy_figure(result, figure_title(dataset, simulator.config))
     writers: dict[str, Callable[[Path], object]] = {
         MODEL: lambda file: tensor_file.save(file, simulator.global_model(), about),
-        RESULT: lambda file: write_text(file, text),
         PICTURE: lambda file: write_atomically(file, lambda p: picture.savefig(p, format="png")),
+        RESULT: lambda file: write_text(file, text),
     }
-    failed = {}
+    failed: dict[str, OSError] = {}
     for name, write in writers.items():
         try:
+            if name == RESULT and (failed or not recorded):
+                raise OSError("it is written last, when all else is there")
             write(path / name)
         except OSError as error:
             failed[name] = error

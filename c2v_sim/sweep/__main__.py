@@ -95,7 +95,8 @@ def check_same(out: Path, sweep: Sweep) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; name a directory")
     if not (out / SWEEP).exists():
-        if out.exists() and any(p.name != LOCK for p in out.iterdir()):
+        begun = {LOCK, f"{SWEEP}.partial"}  # by a sweep in its first moment, or killed in it
+        if out.exists() and any(p.name not in begun for p in out.iterdir()):
             raise ConfigError(f"--out {out} is not empty and holds no {SWEEP}; name another")
         return
     saved = {cell.name: cell.config for cell in read_sweep(out / SWEEP).cells}
@@ -195,11 +196,12 @@ def main(argv: list[str] | None = None) -> int:
             return fail(2, f"--out {out}: no directory can be made there ({error.strerror})")
         try:
             with in_use(out):
+                check_same(out, sweep)  # again: another one may have begun and ended here since
                 write_text(out / SWEEP, text_with(sweep.text, settings))
                 runner = Runner(out, cells, at_once, interrupt, needs)
                 runner.run()
                 code = show_end(sweep, out, runner.failed)
-        except InUse as error:
+        except (InUse, ConfigError) as error:
             return fail(2, str(error))
         except OSError as error:
             return fail(1, f"{error.filename or out}: {error.strerror or error}; again: {again}")

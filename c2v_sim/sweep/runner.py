@@ -14,6 +14,7 @@ from c2v_sim.run.reader import failure_file, reason
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import Job, python, run_jobs, shares_of
 from c2v_sim.sweep.progress import SweepProgress
+from c2v_sim.system.files import remove_leftovers
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
 from c2v_sim.system.settings import Affects, fixed, values_affecting
@@ -83,6 +84,7 @@ class Runner:
         todo = [cell for cell in self.cells if cell not in done]
         for folder in ("cells", SHARED):
             (self.out / folder).mkdir(exist_ok=True)
+            remove_leftovers(self.out / folder)
         for cell in todo:
             write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
             failure_file(cell_folder(self.out, cell)).unlink(missing_ok=True)

@@ -37,6 +37,7 @@ from c2v_sim.run import __main__ as run
 from c2v_sim.run.files import parse_rounds, to_csv
 from c2v_sim.run.progress import Progress
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.files import LOCK
 from c2v_sim.system.tensor_file import checksum
 
 RUN = "--model linear --train-size 400 --test-size 100 --clients 8 --participation 0.5 --rounds 12"
@@ -163,7 +164,7 @@ def bits(out: Path) -> dict:
     def sha256(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    found: dict = {"files": sorted(p.name for p in out.iterdir())}
+    found: dict = {"files": sorted(p.name for p in out.iterdir() if p.name != LOCK)}
     for path in sorted(out.glob("*.safetensors")):
         # Texts stored in such a file come in any order; a run's model has only one.
         with safe_open(str(path), framework="pt") as file:
