@@ -19,6 +19,7 @@ from kill_driver import bits as bits_of_run
 
 from c2v_sim.index import __main__ as index
 from c2v_sim.report import __main__ as report
+from c2v_sim.report.write import MARK
 from c2v_sim.run import __main__ as run
 from c2v_sim.sweep import __main__ as sweep
 from c2v_sim.sweep import jobs
@@ -87,7 +88,7 @@ def bits_of_report(folder: Path) -> dict:
 def give_run(folder: Path) -> None:
     """A run that is done, and an older report of it."""
     shutil.copytree(folder.parent / "run-whole" / "out", folder / "out")
-    (folder / "report.html").write_text(f"{report.MARK} {OLDER}")
+    (folder / "report.html").write_text(f"{MARK} {OLDER}")
 
 
 def give_sweep(folder: Path) -> None:

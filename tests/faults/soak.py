@@ -23,9 +23,9 @@ from torch import nn
 from c2v_sim import Federation, RunConfig, Simulator
 from c2v_sim.index.build import build_index
 from c2v_sim.index.config import IndexConfig
-from c2v_sim.run.train import execute
 from c2v_sim.run.files import ROUNDS, TABLE, create_run_directory
 from c2v_sim.run.journal import Journal
+from c2v_sim.run.train import execute
 from c2v_sim.simulator.records import RoundRecord
 from c2v_sim.system.interrupt import Interrupt
 
