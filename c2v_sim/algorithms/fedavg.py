@@ -44,6 +44,13 @@ def part_of_plain_sgd(hook: Hook) -> Hook:
     return hook
 
 
+def only_averages(hook: Hook) -> Hook:
+    """Declares that the hook leaves the cohort's rows alone or to `average`, so that ranks need not
+    exchange whole rows; an override is not declared."""
+    hook.only_averages = True  # type: ignore[attr-defined]
+    return hook
+
+
 class Algorithm:
     """FedAvg. Another algorithm overrides the hooks in which it differs."""
 
@@ -54,6 +61,11 @@ class Algorithm:
     def plain_sgd(self) -> bool:
         """Whether clients train by SGD on cross entropy alone, so that they may be stacked."""
         return all(hasattr(getattr(self, hook), "part_of_plain_sgd") for hook in LOCAL_HOOKS)
+
+    @property
+    def needs_rows(self) -> bool:
+        """Whether somebody looks at what each client ended with, beyond the average."""
+        return not all(hasattr(hook, "only_averages") for hook in (self.finish, self.update))
 
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         """The model that is trained; `width` is that of z = model.features(x)."""
@@ -89,9 +101,11 @@ class Algorithm:
         """What the weights of the cohort are proportional to before any index: N_i."""
         return sizes
 
+    @only_averages
     def finish(self, client: int, row: Tensor, origin: Tensor) -> None:
         """`client` ended at `row` [size], having begun at `origin` [size]: keep what lasts."""
 
+    @only_averages
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         """Replace server row 0 by the new global model; weights p [k] sum to 1."""
         average(server, cohort, weights)

@@ -15,9 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.fedavg import Algorithm, only_averages
 from c2v_sim.algorithms.run_parts import RunParts
+from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena
+from c2v_sim.training.cohort import dealt
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_client import LocalClient
 
@@ -44,6 +46,7 @@ class FedIIR(Algorithm):
         flat = torch.cat([g.flatten() for g in gradients])
         return loss + self.penalty * (flat - self.target).square().sum()
 
+    @only_averages
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         super().update(server, cohort, weights)
         self.mean_gradient.copy_(self.target)
@@ -56,22 +59,27 @@ def classifier_parameters(module: nn.Module) -> list[Tensor]:
 def mean_classifier_gradient(run: RunParts, clients: np.ndarray) -> Tensor:
     """grad_g CE of the global model, averaged over all batches of `clients`."""
     samples, data = run.federation.partition.train, run.train_data
+    width = sum(p.numel() for p in classifier_parameters(run.model))
 
-    def work(lane: Lane, position: int) -> tuple[Tensor, int]:
+    def work(lane: Lane, position: int) -> Tensor:
         ids = lane.upload(samples[clients[position]])
         lane.client.model.bind(run.server.data[0], run.server.integers[0])
         module = lane.client.module.eval()
         parameters = classifier_parameters(module)
-        batches = run.batches(len(ids))
-        total = torch.zeros(sum(p.numel() for p in parameters), device=data.device)
-        for begin, end in batches:
+        total = torch.zeros(width, device=data.device)
+        for begin, end in run.batches(len(ids)):
             x, y = data.batch(ids[begin:end])
             with torch.no_grad():
                 z = module.features(x)  # type: ignore[operator]
             loss = F.cross_entropy(module.classifier(z), y)  # type: ignore[operator]
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
-        return total, len(batches)
+        return total
 
-    results = dict(run.lanes.run(work, range(len(clients))))
-    sums, counts = zip(*(results[p] for p in range(len(clients))), strict=True)  # in fixed order
-    return torch.stack(sums).sum(0) / sum(counts)
+    trainers = dealt([len(samples[client]) for client in clients])
+    mine = [p for p, trainer in enumerate(trainers) if trainer == ranks.rank()]
+    sums = torch.zeros(len(clients), width, device=data.device)
+    with ranks.same_fate():
+        for position, total in run.lanes.run(work, mine):
+            sums[position] = total
+    batches = sum(len(run.batches(len(samples[client]))) for client in clients)
+    return ranks.pick(sums, trainers).sum(0) / batches  # in the order of the clients

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.resident import ResidentData
+from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena, Layout
-from c2v_sim.training.client_rows import Budget, ClientRows
+from c2v_sim.training.client_rows import Budget, ClientRows, RankedRows
 from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.local_training import LocalTraining, batch_bounds
 
@@ -47,7 +48,8 @@ class RunParts:
 
     def client_rows(self, name: str, width: int) -> ClientRows:
         """A row of `width` numbers for every client, kept between its participations."""
-        self.rows[name] = ClientRows(
+        kind = ClientRows if ranks.size() == 1 else RankedRows
+        self.rows[name] = kind(
             name,
             self.federation.partition.clients,
             width,

@@ -38,6 +38,7 @@ from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE, feature_average
 from c2v_sim.index.quality import quality
 from c2v_sim.index.training import OnPoint, Pairs, train_network
+from c2v_sim.system import ranks
 from c2v_sim.system.machine import choose_device, intra_op_threads, usable_cores
 from c2v_sim.system.settings import fixed
 
@@ -64,14 +65,13 @@ def obtain_index(
     those of `build_index`.
     """
     if file:
-        return dataclasses.replace(ClientIndex.load(file, federation), origin=FILE)
+        found = ranks.from_first(lambda: ClientIndex.load(file, federation))
+        return dataclasses.replace(found, origin=FILE)
     embeddings = embeddings or index_embeddings(federation, config, data_dir)
     path = cache_path(federation, config, embeddings, data_dir)
-    if os.path.exists(path):
-        try:
-            return dataclasses.replace(ClientIndex.load(path, federation), origin=CACHE)
-        except ValueError as error:
-            print(f"warning: {error}; it is built anew", file=sys.stderr)
+    cached = ranks.from_first(lambda: _cached(path, federation))
+    if cached is not None:
+        return dataclasses.replace(cached, origin=CACHE)
     index = build_index(
         federation,
         config,
@@ -80,8 +80,18 @@ def obtain_index(
         on_point=on_point,
         stop=stop,
     )
-    _keep(index, path)
+    if ranks.is_first():
+        _keep(index, path)
     return index
+
+
+def _cached(path: Path, federation: Federation) -> ClientIndex | None:
+    if os.path.exists(path):
+        try:
+            return ClientIndex.load(path, federation)
+        except ValueError as error:
+            print(f"warning: {error}; it is built anew", file=sys.stderr)
+    return None
 
 
 def index_embeddings(
@@ -228,7 +238,7 @@ def feature_index(network: IndexNetwork, pairs: Pairs, partition: Partition) -> 
     """β^f: the mean of u over each client's training samples.
 
     On the CPU as many clients at a time as there are cores, each with one-thread operators: no
-    bit depends on the number of cores.
+    bit depends on the number of cores, nor of the ranks that share the clients.
     """
 
     def mean(ids: np.ndarray) -> Tensor:  # [512]
@@ -239,6 +249,11 @@ def feature_index(network: IndexNetwork, pairs: Pairs, partition: Partition) -> 
                 total += u.sum(0, dtype=torch.float64)
         return (total / len(ids)).float().cpu()
 
-    workers = usable_cores() if pairs.device.type == "cpu" else 1
+    out, size = torch.zeros(partition.clients, WIDTH), ranks.size()
+    mine = partition.train[ranks.rank() :: size]
+    cores = max(1, usable_cores() // ranks.local_size())
+    workers = cores if pairs.device.type == "cpu" else 1
     with intra_op_threads(1), ThreadPoolExecutor(workers, "average") as threads:
-        return torch.stack(list(threads.map(mean, partition.train)))
+        for i, row in enumerate(threads.map(mean, mine)):
+            out[ranks.rank() + i * size] = row
+    return ranks.pick(out, [i % size for i in range(partition.clients)])

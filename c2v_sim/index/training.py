@@ -24,12 +24,13 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.index.checkpoint import Checkpoints, Training, fingerprint, load_training
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
+from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.system.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
 from c2v_sim.training.aggregation import average, shares
 from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.cohort import train_cohort
+from c2v_sim.training.cohort import dealt, train_cohort
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.local_training import CohortTraining, LocalTraining, batch_bounds
@@ -87,9 +88,15 @@ def train_network(
     moments = torch.zeros(2, layout.trainable, device=pairs.device)
     training = Training(server.data, moments, sums=torch.zeros(len(LOSSES), device=pairs.device))
     settings = fingerprint(config, identity)
-    if checkpoint is not None and checkpoint.exists():
-        load_training(checkpoint, training, settings)
-    checkpoints = Checkpoints(checkpoint, training, settings)
+    federated = config.strategy == "federated"
+
+    def go_on() -> None:
+        if checkpoint is not None and checkpoint.exists():
+            load_training(checkpoint, training, settings)
+
+    ranks.from_first(go_on)
+    share_training(training)
+    checkpoints = Checkpoints(checkpoint if ranks.is_first() else None, training, settings)
 
     clock = time.perf_counter()
 
@@ -101,7 +108,7 @@ def train_network(
     def after_step() -> None:
         """`training` is whole: an end if that is wished, or a checkpoint if it is time."""
         count_seconds()
-        if stop.is_set():
+        if ranks.any_of(stop.is_set()) if federated else stop.is_set():
             raise Interrupted
         done = training.step == 0 and training.finished(config)
         checkpoints.save_if_due(anyway=done)
@@ -109,9 +116,13 @@ def train_network(
             on_point(training)
 
     if not training.finished(config):
-        train = train_global if config.strategy == "global" else train_federated
+        parts = (network, server, training, pairs, partition, config, after_step, stop)
         try:
-            train(network, server, training, pairs, partition, config, after_step, stop)
+            if federated:
+                train_federated(*parts)
+            else:  # one model on one stream of batches: rank 0 alone
+                ranks.from_first(lambda: train_global(*parts))
+                share_training(training)
         except Interrupted:  # of a federated round in flight only its seconds are in `training`
             count_seconds()
             checkpoints.save()
@@ -119,6 +130,12 @@ def train_network(
     network = build_network(config.decoder, config.hidden, config.dropout, config.seed)
     network.load_state_dict(server.state_dict(0))
     return network.to(pairs.device).eval(), training
+
+
+def share_training(training: Training) -> None:
+    """Every rank has the network, the curve and the seconds of rank 0."""
+    training.curve[:], training.seconds = ranks.broadcast((training.curve, training.seconds))
+    ranks.share((training.parameters, 0))
 
 
 def uploads(partition: Partition, config: IndexConfig) -> np.ndarray:
@@ -246,6 +263,7 @@ def train_federated(
             stream=INDEX_SHUFFLE,
         ),
         objective=objective,
+        only_averaged=True,
     )
     try:
         while not training.finished(config):
@@ -255,7 +273,9 @@ def train_federated(
             train_cohort(cohorts, clients, t)
             average(server, cohort, shares(torch.from_numpy(partition.sizes[clients])))
             seen = sum(batch_bounds(n, config.batch_size)[-1][1] for n in partition.sizes[clients])
-            mean = objective.sums[torch.from_numpy(clients)].sum(0) / (seen * config.local_epochs)
+            trainers = dealt(partition.sizes[clients].tolist())
+            sums = ranks.pick(objective.sums[torch.from_numpy(clients)], trainers)
+            mean = sums.sum(0) / (seen * config.local_epochs)
             training.curve.append(_point(mean, f"round {t}", config))
             after_round()
     finally:

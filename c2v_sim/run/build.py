@@ -1,10 +1,13 @@
 """What a run is made of: settings → data set, federation, and the name of a new directory."""
 
 import dataclasses
+import hashlib
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from c2v_sim.config import RunConfig
@@ -12,6 +15,10 @@ from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.load import load_dataset
 from c2v_sim.data.partition import Partition, make_partition
+from c2v_sim.run.manifest import versions
+from c2v_sim.system import ranks
+from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.settings import Affects, names_affecting
 
 
 def load_data(config: RunConfig) -> Dataset:
@@ -69,3 +76,33 @@ def new_path(folder: str, dataset: str, kind: str, seed: int) -> Path:
         count += 1
         path = path.with_name(f"{stem}-{count}")
     return path
+
+
+def check_alike(federation: Federation, config: RunConfig, device: torch.device) -> None:
+    """Refuse ranks that would not train the same: other settings, versions, data or devices."""
+    bits = Affects.RESULT | Affects.BITS
+    settings = {name: getattr(config, name) for name in names_affecting(RunConfig, bits)}
+    facts: dict[str, object] = {f"version of {name}": v for name, v in versions().items()}
+    facts |= {"source of c2v_sim": source_hash(), "device": device.type}
+    facts |= {"data": f"{federation.dataset.name} ({federation.dataset.sha256[:12]})"}
+    facts |= {"partition": federation.partition.sha256[:12]} | settings
+    everyone = ranks.gather((socket.gethostname(), facts))
+    host, first = everyone[0]
+    for rank, (other, own) in enumerate(everyone):
+        differing = [
+            f"{k}: {own[k]} there, {first[k]} on rank 0" for k in first if own[k] != first[k]
+        ]
+        if differing:
+            raise ConfigError(
+                f"rank {rank} on {other} would not train the same as rank 0 on {host} "
+                f"({'; '.join(differing)}); give all hosts the same"
+            )
+
+
+def source_hash() -> str:
+    """Of the package's Python files: two checkouts may have the same version."""
+    digest = hashlib.sha256()
+    root = Path(__file__).resolve().parents[1]
+    for file in sorted(root.rglob("*.py")):
+        digest.update(str(file.relative_to(root)).encode() + file.read_bytes())
+    return digest.hexdigest()[:12]

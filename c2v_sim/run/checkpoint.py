@@ -22,7 +22,7 @@ from torch import Tensor
 
 from c2v_sim.run.files import JsonObject, without_accuracy
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system import tensor_file
+from c2v_sim.system import ranks, tensor_file
 from c2v_sim.system.errors import CheckpointError
 from c2v_sim.system.files import new_directory, partial_directory
 from c2v_sim.system.parse import parse_json_object
@@ -36,10 +36,13 @@ class Damaged(ValueError):
     """One generation cannot be used."""
 
 
-def save_checkpoint(directory: Path, simulator: Simulator, records: Path) -> Path:
+def save_checkpoint(
+    directory: Path, simulator: Simulator, records: Path, state: dict[str, Tensor] | None = None
+) -> Path:
     """Write the state after `simulator.round` rounds; `records` is the file of their records.
 
-    Raises OSError where it cannot be written; older generations are then still there.
+    state: that of the simulator, where it is known already. Raises OSError where it cannot be
+    written; older generations are then still there.
     """
     path = directory / f"{simulator.round:06d}"
     with new_directory(path, replace=True) as temporary:
@@ -49,7 +52,7 @@ def save_checkpoint(directory: Path, simulator: Simulator, records: Path) -> Pat
             "layout": layout_name(simulator),
             "records": _about_records(records, simulator),
         }
-        manifest |= write_tensors(temporary, simulator.state(), manifest["dataset"])
+        manifest |= write_tensors(temporary, state or simulator.state(), manifest["dataset"])
         manifest["sha256"] = _digest(manifest)
         (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     # One of a later round was found damaged when the run was resumed from an earlier one.
@@ -101,8 +104,29 @@ def _groups(tensors: dict[str, Tensor]) -> Iterator[list[tuple[str, int, int]]]:
 def load_checkpoint(directory: Path, simulator: Simulator, records: Path) -> list[bytes]:
     """Bring `simulator` back to the newest sound generation; the lines of its rounds' records.
 
-    Without any generation the run is at its beginning. A damaged generation is passed over with
-    a warning; CheckpointError if that leaves none. Leftovers of a killed writer are removed.
+    Without any generation the run is at its beginning. Where several ranks share the run, rank 0
+    reads, and the others are given what they need.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def find() -> tuple[int, list[bytes]]:
+        t, lines, found = newest_sound(directory, simulator, records)
+        tensors.update(found)
+        return t, lines
+
+    t, lines = ranks.from_first(find)
+    if t:
+        simulator.load_state(t, tensors)
+    return lines
+
+
+def newest_sound(
+    directory: Path, simulator: Simulator, records: Path
+) -> tuple[int, list[bytes], dict[str, Tensor]]:
+    """The round of the newest sound generation, the lines of its records, and its tensors.
+
+    A damaged generation is passed over with a warning; CheckpointError if that leaves none.
+    Leftovers of a killed writer are removed.
     """
     problems = []
     found = generations(directory)
@@ -114,7 +138,8 @@ def load_checkpoint(directory: Path, simulator: Simulator, records: Path) -> lis
             if manifest["layout"] != layout_name(simulator):
                 raise Damaged(f"it belongs to another model than {simulator.config.model}")
             lines = _same_records(manifest["records"], records, simulator.config.rounds)
-            simulator.load_state(manifest["round"], read_tensors(path, manifest))
+            tensors = read_tensors(path, manifest)
+            simulator.check_state(tensors)
         except (Damaged, KeyError, TypeError, OSError, SafetensorError) as error:
             problems.append(f"{path}: {_sentence(error)}")
             continue
@@ -122,16 +147,16 @@ def load_checkpoint(directory: Path, simulator: Simulator, records: Path) -> lis
             bad = "; ".join(problems)
             print(
                 f"warning: damaged checkpoint ({bad}); going on from the one before, of round "
-                f"{simulator.round}",
+                f"{manifest['round']}",
                 file=sys.stderr,
             )
-        return lines
+        return manifest["round"], lines, tensors
     if problems:
         raise CheckpointError(
             f"no checkpoint can be used: {'; '.join(problems)}. To start this run anew from "
             f"round 0, delete {directory} and resume again"
         )
-    return []
+    return 0, [], {}
 
 
 def generations(directory: Path) -> list[Path]:

@@ -18,6 +18,7 @@ from c2v_sim.run import files as run_directory
 from c2v_sim.run.progress import IndexProgress
 from c2v_sim.run.resume import check_index
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system import ranks
 from c2v_sim.system.settings import Affects, names_affecting
 
 CHECKPOINT = "index_training.safetensors"
@@ -37,6 +38,7 @@ def prepare_index(simulator: Simulator, resumed: Path | None) -> Embeddings | No
     settings, file = index_settings(config), config.index_file
     if resumed is not None and (resumed / run_directory.INDEX).exists():
         file = str(resumed / run_directory.INDEX)
+    file = ranks.broadcast(file)
     if not file:
         announce(federation, settings, config.data_dir)
         return index_embeddings(federation, settings, config.data_dir)
@@ -85,6 +87,8 @@ def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) 
             )
         say_origin(index)
         simulator.use_index(index)
+    if not ranks.is_first():
+        return
     if simulator.index is not None:
         if not (out / run_directory.INDEX).exists():
             run_directory.add_index(out, simulator.index)

@@ -4,12 +4,16 @@ rounds.jsonl is written first, then the generation that vouches for it, then the
 rounds.csv; with --tensorboard event files follow every round. A write error (a full disk) does not
 end the run: it is said once, tried again at the next checkpoint with everything that is still in
 memory, and `unsaved` says at any time what is not on disk.
+
+Where several ranks share the run, every one has a journal and gives its part of a checkpoint; that
+of rank 0 writes.
 """
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from torch import Tensor
 from tqdm import tqdm
 
 from c2v_sim.run import files as run_directory
@@ -17,6 +21,7 @@ from c2v_sim.run.checkpoint import load_checkpoint, save_checkpoint
 from c2v_sim.run.tensorboard import TensorBoardLog
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system import ranks
 from c2v_sim.system.errors import remedy
 from c2v_sim.system.files import remove_leftovers
 
@@ -27,6 +32,7 @@ class Journal:
     def __init__(self, out: Path, simulator: Simulator, *, tensorboard: bool = False) -> None:
         self.out, self.simulator, self.result = out, simulator, Result()
         self.tensorboard = tensorboard
+        self.writes = ranks.is_first()
         self.log: TensorBoardLog | None = None  # from `resume` on
         self.saved_rounds = 0  # whose records are in rounds.jsonl
         self.torn = False  # rounds.jsonl is to be written anew
@@ -36,11 +42,16 @@ class Journal:
 
     def resume(self) -> None:
         """Bring simulator and rounds.jsonl back to the newest checkpoint, or to the beginning."""
-        remove_leftovers(self.out)
+        if ranks.is_first():
+            remove_leftovers(self.out)
         rounds = self.out / run_directory.ROUNDS
         lines = load_checkpoint(self.out / run_directory.CHECKPOINTS, self.simulator, rounds)
         self.result.records[:] = run_directory.parse_rounds(lines)
         self.saved_state = self.saved_rounds = self.simulator.round
+        if not self.writes:
+            return
+        for leftover in self.out.glob("*.partial"):  # of a process that was killed
+            leftover.unlink()
         self.torn = rounds.exists() and rounds.read_bytes() != b"".join(lines)
         self._try(self._save)
         self._try(self._save_table)
@@ -55,7 +66,7 @@ class Journal:
     def round_done(self, record: RoundRecord) -> None:
         """Take a finished round's record, and make a checkpoint where one is due."""
         self.result.records.append(record)
-        if not self.torn:
+        if self.writes and not self.torn:
             self._try(self._append)
         if self.log is not None:
             self.log.round_done(record)
@@ -64,8 +75,11 @@ class Journal:
 
     def checkpoint(self) -> None:
         """Write everything to disk that is not there yet."""
-        failed = self.error
-        if not all([self._try(self._save), self._try(self._save_table)]):
+        failed, state = self.error, self.simulator.state()  # to which all ranks contribute
+        if not self.writes:
+            self.saved_state = self.simulator.round
+            return
+        if not all([self._try(lambda: self._save(state)), self._try(self._save_table)]):
             return
         self.error = None
         if failed is not None:
@@ -97,7 +111,7 @@ class Journal:
         self.torn = False
         self.saved_rounds += 1
 
-    def _save(self) -> None:
+    def _save(self, state: dict[str, Tensor] | None = None) -> None:
         done = self.simulator.round
         if self.torn:
             run_directory.rewrite_rounds(self.out, self.result.records)
@@ -105,7 +119,7 @@ class Journal:
         if self.saved_state != done:
             run_directory.flush_rounds(self.out)
             checkpoints = self.out / run_directory.CHECKPOINTS
-            save_checkpoint(checkpoints, self.simulator, self.out / run_directory.ROUNDS)
+            save_checkpoint(checkpoints, self.simulator, self.out / run_directory.ROUNDS, state)
             self.saved_state = done
 
     def _save_table(self) -> None:

@@ -18,7 +18,9 @@ from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.run.files import ACCURACIES, cost_so_far
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system import ranks
 from c2v_sim.system.text import percent
+from c2v_sim.training.stacked import make_blocks
 
 SECONDS_BETWEEN_LINES = 5.0
 SHARE_TESTED = 0.5  # of the clients: a mean over fewer is not that of most of them
@@ -117,6 +119,8 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",
     ]
+    if ranks.size() > 1:
+        lines.append(f"  {ranks.size()} ranks" + idle_ranks(simulator))
     lines += [f"  {line}"] if (line := few_tested(simulator)) else []
     if simulator.pretrained is not None:
         start = simulator.pretrained
@@ -124,6 +128,15 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
     if simulator.device.type == "cpu" and native_missing:
         lines.append(f"  torch references run instead of the native operators: {native_missing}")
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def idle_ranks(simulator: Simulator) -> str:
+    """That some ranks have nothing to train, in words."""
+    what, shares = "clients", simulator.cohort_size
+    if simulator.stacked:
+        what, shares = "blocks of clients that train together", len(make_blocks([1] * shares))
+    idle = ranks.size() - shares
+    return f", of which {idle} idle: a cohort has {shares} {what}" if idle > 0 else ""
 
 
 def improved(simulator: Simulator) -> str:

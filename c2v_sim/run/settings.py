@@ -15,6 +15,7 @@ from c2v_sim.run.resume import check_rounds
 from c2v_sim.run.tensorboard import FOLDER, summary_writer
 from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
+from c2v_sim.system.ranks.torchrun import SECONDS
 from c2v_sim.system.settings import Affects, as_value, check, check_names, names_affecting
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset is given), then
@@ -47,6 +48,16 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
         action="store_true",
         help=f"write event files for TensorBoard into <run directory>/{FOLDER}",
     )
+    out.add_argument(
+        "--ranks", type=positive, metavar="N", help="processes that share the run (torchrun)"
+    )
+    rarely = {
+        "--rank-timeout": (float, SECONDS, "X", "seconds that a rank waits for the others"),
+        "--max-restarts": (int, 0, "N", "how often --ranks begins anew after a rank was killed"),
+    }
+    for flag, (kind, default, metavar, text) in rarely.items():
+        text = f"{text} (default: {default:g})" if everything else argparse.SUPPRESS
+        out.add_argument(flag, type=kind, default=default, metavar=metavar, help=text)
     add_flags(out, FIELDS.values(), vars(preset(PRESETS[0])), everything)
     return out
 
@@ -61,6 +72,30 @@ def check_options(arguments: argparse.Namespace) -> None:
     if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
         raise ConfigError(
             f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
+        )
+
+
+def positive(text: str) -> int:
+    """A number of ranks."""
+    if not text.isdecimal() or text == "0":
+        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def check_ranks(arguments: argparse.Namespace, started: int | None, *, paired: bool) -> None:
+    """Refuse flags about ranks without effect; `started`: how many torchrun has started."""
+    if paired and (arguments.ranks or started or 1) > 1:
+        raise ConfigError("--beside-original runs on one rank; start the two runs by themselves")
+    if arguments.ranks and started not in (None, arguments.ranks):
+        raise ConfigError(
+            f"--ranks {arguments.ranks}: torchrun has started {started} already; leave it out"
+        )
+    if arguments.max_restarts and not arguments.ranks:
+        raise ConfigError("--max-restarts goes with --ranks; torchrun has a flag of that name")
+    if arguments.max_restarts < 0 or not arguments.rank_timeout > 0:
+        raise ConfigError(
+            "--max-restarts must be at least 0 and --rank-timeout above 0, got "
+            f"{arguments.max_restarts} and {arguments.rank_timeout:g}"
         )
 
 

@@ -11,9 +11,18 @@ from c2v_sim.run.progress import Progress, resume_command, show_result, show_sta
 from c2v_sim.run.results import write_results
 from c2v_sim.run.resume import go_on
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system.errors import CheckpointError, Interrupted, TrainingError, fail, remedy
+from c2v_sim.system import ranks
+from c2v_sim.system.errors import (
+    CheckpointError,
+    ConfigError,
+    Interrupted,
+    TrainingError,
+    fail,
+    remedy,
+)
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.output import printed
+from c2v_sim.system.ranks import torchrun
 
 
 def execute(
@@ -29,11 +38,14 @@ def execute(
     try:
         bring_index(simulator, journal.out, embeddings)
         journal.resume()
-        go_on(journal.out, simulator)
+        if ranks.is_first():
+            go_on(journal.out, simulator)
         show_start(simulator, journal.out, label)
         train(simulator, journal)
-        return finish(journal, label, pair)
-    except CheckpointError as error:
+        if simulator.client_accuracy is None:  # resumed after its last round
+            simulator.evaluate()
+        return finish(journal, label, pair) if ranks.is_first() else 0
+    except (CheckpointError, ConfigError) as error:
         return fail(2, str(error))
     except TrainingError as error:
         if error.__cause__ is None:  # the same settings would end so again
@@ -41,12 +53,18 @@ def execute(
         traceback.print_exception(error.__cause__)
         return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
     except Interrupted:
+        interrupt.number = max(number or 0 for number in ranks.gather(interrupt.number)) or None
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""
         begun = simulator.index is not None or not simulator.config.needs_client_index
         when = f"after round {simulator.round}" if begun else "while the client index was made"
         of_half = f" of {journal.out.name}" if pair else ""
         done = f"{interrupt.word} {when}{of_half}{lost}"
         return fail(interrupt.code, f"{done}; go on with: {again}")
+    except Exception as error:
+        if ranks.size() == 1:
+            raise
+        at = f"That was in round {simulator.round + 1}; {journal.goes_on()}: {again}"
+        return torchrun.tell(1, error, at)
     finally:
         journal.close()
 

@@ -5,13 +5,14 @@ import threading
 import torch
 from torch import Tensor
 
-from c2v_sim.algorithms import ALGORITHMS
+from c2v_sim.algorithms import ALGORITHMS, Algorithm
 from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
 from c2v_sim.simulator.model import Assembled, assemble
+from c2v_sim.simulator.objective import Regularised
 from c2v_sim.training.arena import Arena, Layout, layout_of
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
@@ -71,7 +72,15 @@ def build_training(
         samples=federation.partition.train,
         local=local_training(config),
         objective=built.objective,
+        only_averaged=only_averaged(built.objective),
     )
+
+
+def only_averaged(objective: Algorithm | Regularised) -> bool:
+    """Whether nobody looks at what each client ended with, beyond the average."""
+    if isinstance(objective, Regularised):
+        return not objective.index_grows and not objective.algorithm.needs_rows
+    return not objective.needs_rows
 
 
 def check_memory(layout: Layout, device: torch.device, cohort: int, lanes: int) -> None:

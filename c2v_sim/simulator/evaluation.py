@@ -14,6 +14,7 @@ import torch
 from c2v_sim.data.partition import Partition
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
+from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lane, Lanes
 
@@ -39,9 +40,12 @@ class Accuracy:
 
 def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
     """For each test sample whether the global model is right, bool [N]."""
-    marks = torch.zeros(len(data), dtype=torch.bool, device=data.device)
+    batches = math.ceil(len(data) / BATCH)
+    table = torch.zeros(batches, BATCH, dtype=torch.bool, device=data.device)
+    marks = table.view(-1)
 
-    def work(lane: Lane, begin: int) -> None:
+    def work(lane: Lane, batch: int) -> None:
+        begin = batch * BATCH
         ids = torch.arange(begin, min(begin + BATCH, len(data)), device=data.device)
         lane.client.model.bind(server.data[0], server.integers[0])
         module = lane.client.module.eval()
@@ -49,9 +53,11 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
             x, y = data.batch(ids)
             marks[ids] = logits(module, x).argmax(dim=1) == y
 
-    for _ in lanes.run(work, range(0, len(data), BATCH)):
-        pass
-    return marks.cpu().numpy()
+    with ranks.same_fate():
+        for _ in lanes.run(work, range(ranks.rank(), batches, ranks.size())):
+            pass
+    testers = [batch % ranks.size() for batch in range(batches)]
+    return ranks.pick(table, testers).view(-1)[: len(data)].cpu().numpy()
 
 
 def accuracy(marks: np.ndarray, partition: Partition) -> Accuracy:

@@ -32,10 +32,12 @@ from c2v_sim.simulator.objective import Regularised
 from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
 from c2v_sim.simulator.state import begin_state
 from c2v_sim.simulator.steering import Similarity, Steering, build_steering
+from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device, deterministic
 from c2v_sim.training.aggregation import shares
-from c2v_sim.training.cohort import OnClient, train_cohort
+from c2v_sim.training.client_rows import lent
+from c2v_sim.training.cohort import OnClient, dealt, train_cohort
 from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort, cohort_size
 from c2v_sim.training.stacked import stackable, train_stacked
 
@@ -148,7 +150,7 @@ class Simulator:
         if self.config.needs_client_index and self.index is None:
             self.use_index(self._find_index())
         while self.round < self.config.rounds:
-            if self.stop.is_set():
+            if ranks.any_of(self.stop.is_set()):
                 raise Interrupted
             with deterministic(self.config.deterministic, self.device):
                 record = self._one_round(self.round + 1, on_client)
@@ -210,8 +212,11 @@ class Simulator:
     def _train(self, t: int, clients: np.ndarray, on_client: OnClient) -> Tensor:
         """The cohort's rows; its mean losses [k]."""
         self.algorithm.before_round(self._state.parts, t, clients)
-        train = train_stacked if self.stacked else train_cohort
-        return train(self.training, clients, t, on_client)
+        if self.stacked:
+            return train_stacked(self.training, clients, t, on_client)
+        trainers = dealt([len(self.training.samples[client]) for client in clients])
+        with lent(self._state.parts.rows.values(), clients.tolist(), trainers):
+            return train_cohort(self.training, clients, t, on_client)
 
     def _weights(self, clients: np.ndarray, similarity: Similarity | None) -> Tensor:
         """The cohort's aggregation weights, float64 [k]."""
@@ -249,11 +254,21 @@ class Simulator:
         return self.server.state_dict(0)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that the rest of the run depends on after `round` finished rounds."""
+        """Everything that the rest of the run depends on after `round` finished rounds.
+
+        Where several ranks share the run, all of them ask for it, and rank 0 has all of it.
+        """
         return self._state.tensors()
 
+    def check_state(self, tensors: dict[str, Tensor]) -> None:
+        """KeyError where `tensors` lacks one that `load_state` needs."""
+        self._state.check(tensors)
+
     def load_state(self, t: int, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state` gave after `t` rounds; the index must be there already."""
+        """Put back what `state` gave after `t` rounds; the index must be there already.
+
+        Where several ranks share the run, all of them call this; the tensors are those of rank 0.
+        """
         if self.config.needs_client_index and self.index is None:
             raise ValueError("load_state: bring the client index first (use_index)")
         self._state.load(t, tensors)

@@ -8,6 +8,7 @@
 These are the names of the tensors in a checkpoint.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.simulator.classifier_index import ClassifierIndex, classifier_width
 from c2v_sim.simulator.objective import Regularised
 from c2v_sim.simulator.steering import Steering
+from c2v_sim.system import ranks
 from c2v_sim.training.local_training import CohortTraining
 from c2v_sim.training.memory import RowPlan, plan_rows, row_budget
 
@@ -40,19 +42,29 @@ class RunState:
 
     def tensors(self) -> dict[str, Tensor]:
         """By name. Views, not copies: client rows can be large."""
-        server = self.parts.server
-        tensors = {"server": server.data, "integers": server.integers}
-        tensors |= self.steering.state() if self.steering else {}
-        tensors |= {f"algorithm.{name}": t for name, t in self.parts.tensors.items()}
+        tensors = self._of_server()
         for name, rows in self.parts.rows.items():
             tensors |= {f"client.{name}.{part}": t for part, t in rows.state().items()}
         return tensors
 
+    def _of_server(self) -> dict[str, Tensor]:
+        """All but the clients' rows, which every rank has whole."""
+        server = self.parts.server
+        tensors = {"server": server.data, "integers": server.integers}
+        tensors |= self.steering.state() if self.steering else {}
+        return tensors | {f"algorithm.{name}": t for name, t in self.parts.tensors.items()}
+
+    def check(self, tensors: dict[str, Tensor]) -> None:
+        """KeyError where `tensors` lacks one that `load` needs."""
+        for name in (*self._of_server(), *(f"client.{name}.ids" for name in self.parts.rows)):
+            tensors[name]
+
     def load(self, t: int, tensors: dict[str, Tensor]) -> None:
-        """Put back what `tensors` gave after round `t`."""
-        for name, tensor in self.tensors().items():
-            if not name.startswith("client."):
+        """Put back what `tensors` gave after round `t`, which rank 0 has."""
+        for name, tensor in self._of_server().items():
+            if ranks.is_first():
                 tensor.copy_(tensors[name])
+            ranks.share((tensor, 0))
         for name, rows in self.parts.rows.items():
             prefix = f"client.{name}."
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -87,4 +99,5 @@ def begin_state(
         rows = parts.client_rows("classifier", classifier_width(model))
         classifiers = ClassifierIndex(model, parts.layout, rows)
     participants = min(federation.partition.clients, config.rounds * len(training.cohort.data))
+    participants = math.ceil(participants / ranks.size())  # whose rows lie here
     return RunState(parts, classifiers, plan_rows(list(parts.rows.values()), budget, participants))

@@ -10,7 +10,8 @@ shared/            what cells have in common, until all of them are done
 
 The same command goes on with an interrupted sweep and tries failed cells again. A file that has
 grown since (a seed more, a case more) goes on with what is there; one that changes or drops a cell
-is refused. Exit codes: 0 all cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
+is refused. With `--shard i/n` n such commands share a directory (sweep/shards.py). Exit codes: 0
+all cells are done, 1 some failed, 2 bad input, 130 Ctrl-C, 143 SIGTERM.
 """
 
 import argparse
@@ -19,16 +20,20 @@ import fnmatch
 import shlex
 import sys
 import threading
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import tomli_w
 
 from c2v_sim.config import FIELDS
 from c2v_sim.run.files import write_text
+from c2v_sim.sweep.cluster import connect, run_on_ray
 from c2v_sim.sweep.estimate import estimate
 from c2v_sim.sweep.file import SWEEP, Cell, Sweep, read_sweep, state
+from c2v_sim.sweep.jobs import run_jobs
 from c2v_sim.sweep.memory import memory_needs
 from c2v_sim.sweep.runner import Runner, how_many, index_users, named, places_of
+from c2v_sim.sweep.shards import SHARED, Shard, begun_together
 from c2v_sim.sweep.tables.deviations import in_words
 from c2v_sim.sweep.tables.write import FILES, write_tables
 from c2v_sim.system.errors import ConfigError, InUse, fail
@@ -53,6 +58,16 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         metavar="KEY=VALUE",
         help="a setting of all cells, over those in [base]; may be repeated",
+    )
+    out.add_argument(
+        "--ray",
+        nargs="?",
+        const="",
+        metavar="ADDRESS",
+        help="run the cells on a Ray cluster; without an address on the one here",
+    )
+    out.add_argument(
+        "--shard", metavar="I/N", help="as one of N that share --out, such as a SLURM array's tasks"
     )
     out.add_argument("--only", metavar="PATTERN", help="only cells with such a name: 'fedavg-*'")
     return out
@@ -95,7 +110,11 @@ def check_same(out: Path, sweep: Sweep) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; name a directory")
     if not (out / SWEEP).exists():
-        begun = {LOCK, f"{SWEEP}.partial"}  # by a sweep in its first moment, or killed in it
+        begun = {
+            LOCK,
+            SHARED,
+            f"{SWEEP}.partial",
+        }  # by a sweep that was killed soon
         if out.exists() and any(p.name not in begun for p in out.iterdir()):
             raise ConfigError(f"--out {out} is not empty and holds no {SWEEP}; name another")
         return
@@ -167,20 +186,42 @@ def show_end(sweep: Sweep, out: Path, failed: dict[str, str]) -> int:
     return 1 if failed else code
 
 
+def run_all(runner: Runner, sweep: Sweep, text: str) -> int:
+    """Keep the sweep's text, run its cells, and show what came of them; the exit code."""
+    out, sharing = runner.out, runner.shard is not None
+    with ExitStack() as held:
+        if not sharing:
+            held.enter_context(in_use(out))
+        with begun_together(out) if sharing else nullcontext():
+            check_same(out, sweep)  # again: another one may have begun and ended here since
+            write_text(out / SWEEP, text)
+        runner.run()
+        with begun_together(out) if sharing else nullcontext():
+            return show_end(sweep, out, runner.failed)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the command; the exit code."""
     arguments = parser().parse_args(argv)
     again = shlex.join(["python", "-m", "c2v_sim.sweep", *(argv or sys.argv[1:])])
     with Interrupt() as interrupt:
         try:
+            if arguments.ray is not None and (arguments.shard or arguments.jobs):
+                raise ConfigError(
+                    "--ray decides itself what runs where: leave --shard and --jobs out"
+                )
             if arguments.jobs is not None and arguments.jobs < 1:
                 raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
+            shard = Shard.parse(arguments.shard) if arguments.shard else None
             settings = parse_settings(arguments.set)
             sweep = read_sweep(arguments.file, settings)
             out = arguments.out or Path("sweeps") / Path(arguments.file).stem
             cells = chosen_cells(sweep, arguments.only)
             check_same(out, sweep)
             at_once = arguments.jobs or how_many(cells)
+            if arguments.ray is not None:
+                connect(arguments.ray)
+                out, at_once = out.resolve(), len(cells)  # the cluster decides
             if arguments.dry_run:
                 show_plan(out, cells, at_once)
                 return 0
@@ -195,12 +236,9 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             return fail(2, f"--out {out}: no directory can be made there ({error.strerror})")
         try:
-            with in_use(out):
-                check_same(out, sweep)  # again: another one may have begun and ended here since
-                write_text(out / SWEEP, text_with(sweep.text, settings))
-                runner = Runner(out, cells, at_once, interrupt, needs)
-                runner.run()
-                code = show_end(sweep, out, runner.failed)
+            start = run_jobs if arguments.ray is None else run_on_ray
+            runner = Runner(out, cells, at_once, interrupt, needs, shard, start)
+            code = run_all(runner, sweep, text_with(sweep.text, settings))
         except (InUse, ConfigError) as error:
             return fail(2, str(error))
         except OSError as error:

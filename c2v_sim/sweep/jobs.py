@@ -40,6 +40,11 @@ class Job:
     log: Path  # of standard output and error; appended
     about: list[Cell] = field(default_factory=list)  # which it runs, or builds an index for
     needs: int = 0  # bytes of memory, expected
+    places: int = 1  # how many cells' cores it may use
+    cores: int = 1
+    gpus: int = 0
+    folder: Path | None = None  # where it works; once that is there, it goes on by `command_again`
+    command_again: list[str] = field(default_factory=list)
     started: float = 0.0
     peak: int = 0  # bytes of memory, seen
     process: subprocess.Popen | None = field(default=None, repr=False)
@@ -116,16 +121,18 @@ def run_jobs(
     *,
     ended: Callable[[Job, int], None],
     watch: Callable[[list[Job]], None] = lambda running: None,
+    take: Callable[[Job], bool] = lambda job: True,
 ) -> None:
     """Run all `jobs`, at most `at_once` at the same time, until they are done or interrupted.
 
-    ended: called with each job and its exit code. watch: called now and then with those running.
+    take: asked before a job starts; it is left out where the answer is no. ended: called with each
+    job and its exit code. watch: called now and then with those running.
     """
     assert interrupt.stop is not None
     waiting, running, told = list(jobs), list[Job](), False
     while running or (waiting and not interrupt.stop.is_set()):
         if not interrupt.stop.is_set():
-            start_those_that_fit(waiting, running, at_once)
+            start_those_that_fit(waiting, running, at_once, take)
         elif not told:
             told = True
             for job in running:
@@ -140,12 +147,18 @@ def run_jobs(
             time.sleep(SECONDS_BETWEEN_CHECKS)
 
 
-def start_those_that_fit(waiting: list[Job], running: list[Job], at_once: int) -> None:
+def start_those_that_fit(
+    waiting: list[Job],
+    running: list[Job],
+    at_once: int,
+    take: Callable[[Job], bool] = lambda job: True,
+) -> None:
     """Move jobs from `waiting` to `running` while there are places and memory."""
     while waiting and len(running) < at_once:
         first = next((job for job in waiting if fits(job, running)), None)
         if first is None:
             return
         waiting.remove(first)
-        first.start()
-        running.append(first)
+        if take(first):
+            first.start()
+            running.append(first)

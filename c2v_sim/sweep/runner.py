@@ -4,6 +4,7 @@ import hashlib
 import json
 import shlex
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,13 +15,13 @@ from c2v_sim.run.reader import failure_file, reason
 from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import Job, python, run_jobs, shares_of
 from c2v_sim.sweep.progress import SweepProgress
+from c2v_sim.sweep.shards import SHARED, Shard, one_at_a_time
 from c2v_sim.system.files import remove_leftovers
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
 from c2v_sim.system.settings import Affects, fixed, values_affecting
 from c2v_sim.system.text import duration, percent
 
-SHARED = "shared"
 PYTHON = [*python(), "-m"]
 
 
@@ -77,16 +78,20 @@ class Runner:
     at_once: int
     interrupt: Interrupt
     needs: dict[str, int]  # cell -> bytes of memory, expected
+    shard: Shard | None = None  # whose cells come first; then those that nobody works on
+    start: Callable[..., None] = run_jobs  # or run_on_ray
     failed: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> None:
+        own = self.cells if self.shard is None else self.shard.own(self.cells)
+        self.cells = own + [cell for cell in self.cells if cell not in own]
         done = [cell for cell in self.cells if state(self.out, cell) == "done"]
         todo = [cell for cell in self.cells if cell not in done]
         for folder in ("cells", SHARED):
             (self.out / folder).mkdir(exist_ok=True)
-            remove_leftovers(self.out / folder)
-        for cell in todo:
-            write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
+            if self.shard is None:  # or they may be of others that work here
+                remove_leftovers(self.out / folder)
+        for cell in own:
             failure_file(cell_folder(self.out, cell)).unlink(missing_ok=True)
         self.progress = SweepProgress(self.out, self.cells, len(done), self.at_once)
         if done:
@@ -96,7 +101,7 @@ class Runner:
             self._run_cells([cell for cell in todo if cell.name not in self.failed])
         finally:
             self.progress.close()
-        if not self.failed and not self.stopped:
+        if not self.failed and not self.stopped and self.shard is None:
             shutil.rmtree(self.out / SHARED, ignore_errors=True)
 
     @property
@@ -109,24 +114,53 @@ class Runner:
             for cell, places in zip(cells, places_of(cells, self.at_once), strict=True)
         ]
         watch = self.progress.update
-        run_jobs(jobs, self.at_once, self.interrupt, ended=self._cell_ended, watch=watch)
+        self.start(
+            jobs, self.at_once, self.interrupt, ended=self._cell_ended, watch=watch, take=self._take
+        )
+
+    def _take(self, job: Job) -> bool:
+        """Whether the cell is to be run here; another shard may have it, or have been faster."""
+        (cell,) = job.about
+        if self.shard is not None and not self.shard.take(self.out, cell):
+            return False
+        write_text(beside(self.out, cell, "toml"), to_toml(cell.config))
+        job.command = self._command(cell, job.places)
+        job.command_again = self._command(cell, job.places, again=True)
+        return True
 
     def _job(self, cell: Cell, places: int) -> Job:
+        log = beside(self.out, cell, "log")
+        needs = self.needs.get(cell.name, 0) * places
+        folder, gpus = cell_folder(self.out, cell), 0 if on_cpu(cell.config) else 1
+        cores = cell.config.lanes or places
+        return Job(
+            cell.name,
+            [],
+            log,
+            about=[cell],
+            needs=needs,
+            places=places,
+            cores=cores,
+            gpus=gpus,
+            folder=folder,
+        )
+
+    def _command(self, cell: Cell, places: int, again: bool = False) -> list[str]:
+        """Begins the cell, or goes on with it where it has begun or will have (`again`)."""
         folder = cell_folder(self.out, cell)
         command = [*PYTHON, "c2v_sim.run"]
-        if (folder / CONFIG).exists():
+        if again or (folder / CONFIG).exists():
             command += ["--resume", str(folder)]
         else:
             command += ["--config", str(beside(self.out, cell, "toml")), "--out", str(folder)]
             command += ["--label", f"sweep {self.out.resolve().name}, cell {cell.name}"]
         lanes = cell.config.lanes or (places if on_cpu(cell.config) else 0)
-        command += ["--lanes", str(lanes)]
-        log = beside(self.out, cell, "log")
-        needs = self.needs.get(cell.name, 0) * places
-        return Job(cell.name, command, log, about=[cell], needs=needs)
+        return [*command, "--lanes", str(lanes)]
 
     def _cell_ended(self, job: Job, code: int) -> None:
         (cell,) = job.about
+        if self.shard is not None:
+            self.shard.give_back(cell)
         file = cell_folder(self.out, cell) / RESULT
         if code == 0 and file.exists():
             best = json.loads(file.read_text())["best_accuracy"]
@@ -137,7 +171,17 @@ class Runner:
     def _build_indices(self, cells: list[Cell]) -> None:
         """One at a time and before the cells: the training of an index keeps all cores busy
         with short steps, and loses much to whoever shares them. The cells find it in the cache."""
-        jobs = [self._index_job(*one) for one in index_users(self.out, cells).items()]
+        if self.shard is None:
+            self._run_index_jobs(
+                [self._index_job(*i) for i in index_users(self.out, cells).items()]
+            )
+            return
+        for key in index_users(self.out, cells):
+            with one_at_a_time(self.out, f"index-{key}", lambda: self.stopped):
+                using = index_users(self.out, cells).get(key)  # another shard may have built it
+                self._run_index_jobs([self._index_job(key, using)] if using else [])
+
+    def _run_index_jobs(self, jobs: list[Job]) -> None:
         done = 0
 
         def watch(running: list[Job]) -> None:
@@ -154,7 +198,7 @@ class Runner:
                 for cell in job.about:
                     self._mark_failed(cell, job, code)
 
-        run_jobs(jobs, 1, self.interrupt, ended=ended, watch=watch)
+        self.start(jobs, 1, self.interrupt, ended=ended, watch=watch)
 
     def _index_job(self, key: str, using: list[Cell]) -> Job:
         """`--resume` in a directory that holds the settings: it begins, or goes on."""

@@ -36,6 +36,10 @@ class Interrupted(Exception):
     """Local training was asked to stop before it was done."""
 
 
+class RankLost(Exception):
+    """Another rank of the run is gone, or did not answer in time."""
+
+
 class TrainingError(RuntimeError):
     """Local training failed; the message names round, client and algorithm."""
 

@@ -14,6 +14,8 @@ import signal
 import threading
 from types import FrameType
 
+from c2v_sim.system import ranks
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -54,7 +56,8 @@ class Interrupt:
             _say("")  # leave the line of the progress bar
             os._exit(128 + number)
         self.stop.set()
-        _say("stopping after the steps in flight; Ctrl-C again quits at once")
+        if ranks.is_first():
+            _say("stopping after the steps in flight; Ctrl-C again quits at once")
 
 
 def _say(line: str) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import psutil
 import torch
 
+from c2v_sim.system import ranks
+
 DEVICES = ("auto", "cpu", "cuda")
 # mallopt's parameters, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -25,6 +27,14 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and not torch.cuda.is_available():
         raise ValueError("device cuda: torch sees no CUDA device here; use --device cpu or auto")
+    if name == "cuda" and ranks.size() > 1:
+        if ranks.local_rank() >= torch.cuda.device_count():
+            raise ValueError(
+                f"device cuda: {ranks.local_size()} ranks on a host with "
+                f"{torch.cuda.device_count()} GPUs; start one for each GPU, or use --device cpu"
+            )
+        torch.cuda.set_device(ranks.local_rank())
+        return torch.device(name, ranks.local_rank())
     return torch.device(name)
 
 
@@ -47,10 +57,10 @@ def intra_op_threads(count: int) -> Iterator[None]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that can be taken now on `device`."""
+    """Bytes that can be taken now on `device`; ranks on one host share its memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return psutil.virtual_memory().available
+    return psutil.virtual_memory().available // ranks.local_size()
 
 
 def keep_freed_memory() -> bool:

@@ -6,6 +6,7 @@ training writes the arena directly, one fused pass updates a whole model, and ag
 weighted sum over rows. Integer buffers (num_batches_tracked) live in a small table beside it.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,10 +82,14 @@ def layout_of(module: nn.Module) -> Layout:
 
 
 class Arena:
-    """`rows` models of one layout: `data` [rows, size] float32 and `integers` [rows, n] int64."""
+    """`rows` models of one layout: `data` [rows, size] float32 and `integers` [rows, n] int64.
+
+    Where ranks share a cohort, `ranks` may say on which of them each row of `data` is; None: here.
+    """
 
     def __init__(self, layout: Layout, rows: int, device: torch.device | str = "cpu") -> None:
         self.layout = layout
+        self.ranks: Sequence[int] | None = None
         self.data = torch.zeros(rows, layout.size, device=device)
         self.integers = torch.zeros(rows, len(layout.integers), dtype=torch.int64, device=device)
 

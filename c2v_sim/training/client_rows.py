@@ -5,18 +5,28 @@
 
 Rows lie in chunks. A chunk goes to the device while the budget lasts, then to host memory (pinned,
 for a GPU), then to a memory-mapped file. Where a row lies never shows in its value.
+
+Where several ranks share a run, each stores the rows of its own clients alone (RankedRows), so that
+the memory of a rank falls with their number.
 """
 
+import math
 import tempfile
 from bisect import bisect_right
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from c2v_sim.system import ranks
+
 CHUNK_BYTES = 64 << 20
+CPU = torch.device("cpu")
 
 
 @dataclass
@@ -125,7 +135,120 @@ class ClientRows:
     def load_state(self, tensors: dict[str, Tensor]) -> None:
         """Put back what `state` gave; the size of the chunks may have been another."""
         self._slots.clear()
-        ids = iter(tensors["ids"].tolist())
-        for number in range(len(tensors) - 1):
-            for row in tensors[f"rows.{number}"]:
-                self.write(next(ids), row)
+        for client, row in zip(tensors["ids"].tolist(), _rows_of(tensors), strict=True):
+            self.write(client, row)
+
+
+class RankedRows(ClientRows):
+    """The same over several ranks: client i's row lies on its owner, rank i mod size.
+
+    `read`, `write`, `state` and `load_state` are called by all ranks alike, in the same order.
+    While clients train, each on one rank, `lent` brings the rows to where they are needed.
+    """
+
+    def __init__(self, name: str, clients: int, width: int, **options: Any) -> None:
+        super().__init__(name, clients, width, **options)
+        own = math.ceil(clients / ranks.size())
+        self._chunk_rows = max(1, min(own, CHUNK_BYTES // self.row_bytes))
+        self._known: dict[int, None] = {}  # clients with a row on any rank, in the order of writing
+        self._lent: dict[int, Tensor] | None = None  # while clients train: theirs
+
+    def __contains__(self, client: int) -> bool:
+        return client in self._known
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def read(self, client: int, out: Tensor) -> Tensor:
+        if client not in self._known:
+            return out.zero_()
+        if self._lent is None:
+            row = self._own(client)
+            ranks.share((row, owner_of(client)))
+        elif client in self._lent:
+            row = self._lent[client]
+        else:
+            raise ValueError(
+                f"client rows {self.name}: the row of client {client} was asked for while another "
+                "client trains; with several ranks a client reads its own row alone"
+            )
+        return out.copy_(row)
+
+    def write(self, client: int, row: Tensor) -> Tensor:
+        self._known.setdefault(client)
+        if owner_of(client) == ranks.rank():
+            return super().write(client, row)
+        return row.to(self.dtype).to(torch.float32)
+
+    def _own(self, client: int) -> Tensor:
+        """The row on its owner; memory for it elsewhere."""
+        row = torch.empty(self.width, dtype=self.dtype, device=self.device)
+        if owner_of(client) == ranks.rank():
+            row.copy_(self._row(self._slots[client]))
+        return row
+
+    @contextmanager
+    def lent(self, clients: Sequence[int], trainers: Sequence[int]) -> Iterator[None]:
+        """Inside, client i of `clients` trains on rank `trainers[i]`, which can read its row."""
+        self._lent = {}
+        for client, trainer in zip(clients, trainers, strict=True):
+            if client in self._known and ranks.rank() in (trainer, owner_of(client)):
+                row = self._own(client)
+                ranks.hand(row, owner_of(client), trainer)
+                if trainer == ranks.rank():
+                    self._lent[client] = row
+        try:
+            yield
+        finally:
+            self._lent = None
+
+    def state(self) -> dict[str, Tensor]:
+        """That of all ranks, on rank 0; of the rows elsewhere nothing."""
+        ids = torch.tensor(list(self._known), dtype=torch.int64)
+        # Together they may be more than one rank has memory for: a file takes the rest.
+        budget = replace(self._budget, device=0)
+        whole = ClientRows(
+            self.name, self.clients, self.width, device=CPU, budget=budget, dtype=self.dtype
+        )
+        for client in self._known:
+            if ranks.rank() in (0, owner_of(client)):
+                row = self._own(client)
+                ranks.hand(row, owner_of(client), 0)
+                if ranks.is_first():
+                    whole.write(client, row)
+        return whole.state() | {"ids": ids}
+
+    def load_state(self, tensors: dict[str, Tensor]) -> None:
+        """Put back what `state` gave on rank 0, where alone it is looked at."""
+        self._slots.clear()
+        self._known = dict.fromkeys(ranks.broadcast(tensors["ids"].tolist() if tensors else []))
+        rows = _rows_of(tensors) if tensors else iter(())
+        for client in self._known:
+            row = torch.empty(self.width, dtype=self.dtype, device=self.device)
+            if ranks.is_first():
+                row.copy_(next(rows))
+            ranks.hand(row, 0, owner_of(client))
+            if owner_of(client) == ranks.rank():
+                super().write(client, row)
+
+
+def owner_of(client: int) -> int:
+    """The rank that stores what a client keeps."""
+    return client % ranks.size()
+
+
+def _rows_of(tensors: dict[str, Tensor]) -> Iterator[Tensor]:
+    for number in range(len(tensors) - 1):
+        yield from tensors[f"rows.{number}"]
+
+
+@contextmanager
+def lent(
+    all_rows: Iterable[ClientRows], clients: Sequence[int], trainers: Sequence[int]
+) -> Iterator[None]:
+    """Every client's rows are inside where it trains; with one rank they are anyway."""
+    with ExitStack() as stack:
+        for rows in all_rows:
+            if isinstance(rows, RankedRows):
+                stack.enter_context(rows.lent(clients, trainers))
+        yield

@@ -4,17 +4,23 @@ Local training is the specification's: `epochs` passes over the client's samples
 drawn order, the last partial batch kept unless it is a single sample. The objective gives the
 loss and the terms of the optimiser's step, so that every kind of model is trained by this one
 loop.
+
+Where several ranks share a run (system/ranks), each trains some clients of the cohort; then the
+rows meet, and every rank goes on with all of them.
 """
 
-from collections.abc import Callable, Iterator
+import heapq
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.seeding import rng, torch_seed
+from c2v_sim.training.aggregation import columns_suffice
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_training import CohortTraining, batch_bounds
 
@@ -71,11 +77,51 @@ def train_cohort(
         cohort.data[row].copy_(client.row.data[0])
         cohort.integers[row].copy_(client.row.integers[0])
 
-    by_size = sorted(range(len(clients)), key=lambda row: -len(samples[clients[row]]))
-    for row, _ in training.lanes.run(work, by_size):
-        on_client(int(clients[row]))
+    sizes = [len(samples[client]) for client in clients]
+    trainers = dealt(sizes)
+    mine = [row for row in largest_first(sizes) if trainers[row] == ranks.rank()]
+    with ranks.same_fate():
+        for row, _ in training.lanes.run(work, mine):
+            on_client(int(clients[row]))
+    losses = meet(training, trainers, losses)
+    tell_of_others(clients, trainers, on_client)
     check_finite(training, t, clients, losses)
     return losses
+
+
+def largest_first(sizes: Sequence[int]) -> list[int]:
+    """The positions of `sizes`, that of the largest first."""
+    return sorted(range(len(sizes)), key=lambda i: -sizes[i])
+
+
+def dealt(sizes: Sequence[int]) -> list[int]:
+    """The rank of each item: the largest first, each to the rank that has least so far."""
+    out = [0] * len(sizes)
+    loads = [(0, rank) for rank in range(ranks.size())]  # a heap
+    for i in largest_first(sizes) if len(loads) > 1 else ():
+        load, out[i] = loads[0]
+        heapq.heapreplace(loads, (load + sizes[i], out[i]))
+    return out
+
+
+def tell_of_others(clients: np.ndarray, trainers: Sequence[int], on_client: OnClient) -> None:
+    """The clients that other ranks have trained are finished as well."""
+    for client, trainer in zip(clients, trainers, strict=True):
+        if trainer != ranks.rank():
+            on_client(int(client))
+
+
+def meet(training: CohortTraining, trainers: Sequence[int], losses: Tensor) -> Tensor:  # [K]
+    """All rows on all ranks, and all losses: row i is that of rank `trainers[i]`.
+
+    Where the rows are only averaged and are large, they stay where they are until then.
+    """
+    cohort = training.cohort
+    apart = training.only_averaged and columns_suffice(cohort)
+    cohort.ranks = trainers if apart else None
+    for rows in (cohort.integers,) if apart else (cohort.data, cohort.integers):
+        ranks.share(*((rows[i], trainer) for i, trainer in enumerate(trainers)))
+    return ranks.pick(losses, trainers)
 
 
 @contextmanager
@@ -95,8 +141,9 @@ def failures_named(training: CohortTraining, t: int, clients: list[int]) -> Iter
 
 def check_finite(training: CohortTraining, t: int, clients: np.ndarray, losses: Tensor) -> None:
     """Raise TrainingError that names the clients whose loss or model is not finite."""
-    rows = training.cohort.data[: len(clients)]
-    finite = (losses.isfinite() & rows.sum(dim=1).isfinite()).tolist()
+    rows, trainers = training.cohort.data[: len(clients)], training.cohort.ranks
+    marks = losses.isfinite() & rows.sum(dim=1).isfinite()
+    finite = (marks if trainers is None else ranks.pick(marks, trainers)).tolist()
     if not all(finite):
         bad = ", ".join(str(client) for client, ok in zip(clients, finite, strict=True) if not ok)
         raise TrainingError(

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from c2v_sim.system import ranks
 from c2v_sim.system.machine import free_memory, intra_op_threads, usable_cores
 from c2v_sim.training.arena import Layout
 from c2v_sim.training.cuda_lane import CudaLane
@@ -34,12 +35,13 @@ MOST_ON_A_GPU = 8  # lanes; further streams would only queue for the same multip
 def lane_count(requested: int, device: torch.device, lane_bytes: Callable[[], int]) -> int:
     """`requested`, or for 0 one lane per usable core (CPU), or what a GPU has memory for.
 
-    On a GPU lanes of `lane_bytes()` each get half of what is free, the rest is for client rows.
+    Ranks of one host share its cores. On a GPU lanes of `lane_bytes()` each get half of what is
+    free, the rest is for client rows.
     """
     if requested:
         return requested
     if device.type == "cpu":
-        return usable_cores()
+        return max(1, usable_cores() // ranks.local_size())
     return max(1, min(MOST_ON_A_GPU, free_memory(device) // (2 * lane_bytes())))
 
 

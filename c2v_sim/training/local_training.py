@@ -83,6 +83,7 @@ class CohortTraining:
     samples: tuple[np.ndarray, ...]  # ids of each client's samples
     local: LocalTraining
     objective: Objective
+    only_averaged: bool = False  # whether nobody looks at the rows but training/aggregation.py
     version: int = field(default_factory=_versions.__next__, init=False)
 
 

@@ -14,6 +14,7 @@ import psutil
 import torch
 from torch import Tensor, nn
 
+from c2v_sim.system import ranks
 from c2v_sim.system.machine import free_memory
 from c2v_sim.system.text import in_bytes
 from c2v_sim.training.client_rows import Budget, ClientRows
@@ -62,9 +63,13 @@ def check_fits(device: torch.device, parts: dict[str, int]) -> None:
 
 
 def row_budget(device: torch.device, limit_gb: float, folder: Path | None) -> Budget:
-    """What client rows may take: half of what is free, and at most `limit_gb` GB where given."""
+    """What client rows may take: half of what is free, and at most `limit_gb` GB where given.
+
+    The ranks of a host share its memory.
+    """
     on_device = free_memory(device) if device.type == "cuda" else 0
-    budget = Budget(on_device // 2, psutil.virtual_memory().available // 2, folder)
+    host = psutil.virtual_memory().available // ranks.local_size()
+    budget = Budget(on_device // 2, host // 2, folder)
     if limit_gb:
         limit = int(limit_gb * 1e9)
         on_device = min(budget.device, limit)

@@ -10,8 +10,8 @@ batches are those of training/cohort.py, so the result is that of the lanes up t
 
 Uneven clients: rows are sorted by size, so those still training are always the first `active`
 ones; a batch with fewer samples than the widest is padded, and the padding has weight 0. Blocks
-are cut by the cohort alone and run on lanes of one intra-op thread: the bits do not depend on how
-many lanes there are.
+are cut by the cohort alone and run on lanes of one intra-op thread, a block on one rank: the bits
+do not depend on how many lanes or ranks there are.
 """
 
 import math
@@ -23,9 +23,17 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim import ops
+from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.seeding import rng
-from c2v_sim.training.cohort import OnClient, check_finite, failures_named
+from c2v_sim.training.cohort import (
+    OnClient,
+    check_finite,
+    dealt,
+    failures_named,
+    meet,
+    tell_of_others,
+)
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_training import (
     CohortTraining,
@@ -152,7 +160,10 @@ def train_stacked(
     if not isinstance(sgd, Sgd):
         raise TypeError(f"train_stacked: the optimiser must be Sgd, got {sgd}")
     losses = torch.zeros(len(clients), device=data.device)
-    blocks = make_blocks([len(samples[client]) for client in clients])
+    sizes = [len(samples[client]) for client in clients]
+    blocks = make_blocks(sizes)
+    trainers = dealt([sum(sizes[row] for row in rows) for rows in blocks])
+    mine = [block for block in range(len(blocks)) if trainers[block] == ranks.rank()]
 
     def work(lane: Lane, block: int) -> None:
         rows = torch.tensor(blocks[block], device=data.device)
@@ -166,9 +177,14 @@ def train_stacked(
         ends = torch.cat([p.flatten(1) for p in parameters], dim=1)
         training.cohort.data.index_copy_(0, rows, ends)
 
-    for block, _ in training.lanes.run(work, range(len(blocks))):
-        for row in blocks[block]:
-            on_client(int(clients[row]))
+    with ranks.same_fate():
+        for block, _ in training.lanes.run(work, mine):
+            for row in blocks[block]:
+                on_client(int(clients[row]))
+    of_rows = {row: trainers[block] for block, rows in enumerate(blocks) for row in rows}
+    of_clients = [of_rows[row] for row in range(len(clients))]
+    losses = meet(training, of_clients, losses)
+    tell_of_others(clients, of_clients, on_client)
     check_finite(training, t, clients, losses)
     return losses
 

@@ -26,7 +26,7 @@ from c2v_sim.data.load import Dataset, default_data_dir
 from c2v_sim.index.encoders import ENCODERS, make_encoder
 from c2v_sim.index.encoders.encoder import WIDTH, Encoder
 from c2v_sim.index.encoders.prompts import Samples, labels_to_embed, samples_to_embed
-from c2v_sim.system import tensor_file
+from c2v_sim.system import ranks, tensor_file
 
 PART = 2048
 FORMAT = 1  # of the cache; part of its key
@@ -74,7 +74,8 @@ def embed_dataset(
     path = _cache_path(dataset, encoder, sample_texts, labels, cache_dir) if cache else None
     expected = {"images": (len(samples), WIDTH), "labels": (len(labels), WIDTH)}
     tensors = _read(path, expected)
-    if tensors is None:
+    missing = ranks.any_of(tensors is None)  # the caches of several hosts may differ
+    if missing or tensors is None:
         work = _Work(encoder, samples, batch_size, progress, path and path.with_suffix(".parts"))
         tensors = {"images": work.run(), "labels": _checked(encoder.embed_texts(labels), labels)}
         tensors[SECONDS] = torch.tensor(work.seconds, dtype=torch.float64)
@@ -221,9 +222,13 @@ class _Work:
             disable=None if self.progress else True,  # None: only in a terminal
             dynamic_ncols=True,
         ) as bar:
-            for start in range(0, total, PART):
-                part = slice(start, min(start + PART, total))
-                images[part] = self._part(part, bar)
+            parts = [slice(start, min(start + PART, total)) for start in range(0, total, PART)]
+            owners = [number % ranks.size() for number in range(len(parts))]
+            with ranks.same_fate():
+                for part, owner in zip(parts, owners, strict=True):
+                    if owner == ranks.rank():
+                        images[part] = self._part(part, bar)
+        ranks.share(*((images[part], owner) for part, owner in zip(parts, owners, strict=True)))
         return images
 
     def _part(self, part: slice, bar: tqdm) -> Tensor:
