@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
 SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missing as why; \
 	print("c2v_sim: native operators", "are missing: " + why if why else "are built")'
 
-.PHONY: run test setup lint bench clean
+.PHONY: run test setup lint bench fuzz oldest audit faults soak clean
 run: $(VENV)/.installed
 	$(BIN)/python -P -m c2v_sim.run --beside-original $(ARGS)
 
@@ -24,6 +24,42 @@ lint: $(VENV)/.test-installed
 
 bench: $(VENV)/.test-installed
 	$(BIN)/pytest bench $(ARGS)
+
+# The long form of the nets over commands and files: every damaged file, 20,000 commands, and the
+# readers under a fuzzer that is guided by coverage, SECONDS each.
+SECONDS ?= 60
+fuzz: $(VENV)/.test-installed
+	$(BIN)/pip install -q "atheris>=3"
+	$(BIN)/pytest tests/test_command_line.py --hypothesis-profile long
+	rm -rf build/files && mkdir -p build/files
+	PYTHONPATH=tests/support $(BIN)/python -P tests/support/file_net.py build/files
+	PYTHONPATH=tests/support $(BIN)/python -P tests/support/fuzz_readers.py $(SECONDS)
+
+# The oldest versions of all dependencies that pyproject.toml allows, in an environment of its own.
+OLDEST := .venv-oldest
+QUICK = tests/system tests/data/test_partition.py tests/data/test_image_folders.py \
+	tests/run/test_checkpoint.py tests/index/test_client_index.py tests/models/test_pretrained.py \
+	tests/run/test_tensorboard.py
+oldest:
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/pip install $(TORCH) ninja "setuptools>=77" wheel packaging
+	$(PYTHON) tests/support/oldest_versions.py report tensorboard > $(OLDEST)/pins.txt
+	$(OLDEST)/bin/pip install -r $(OLDEST)/pins.txt hypothesis==6.100 pytest==8.0
+	$(OLDEST)/bin/pip install --no-build-isolation --no-deps -e .
+	$(OLDEST)/bin/pytest $(QUICK) $(ARGS)
+
+# Asks the package index's database of known vulnerabilities, so it needs the network.
+audit: $(VENV)/.test-installed
+	$(BIN)/pip install -q "pip-audit>=2.7"
+	$(BIN)/pip-audit --local --skip-editable || \
+		{ echo "make audit: not clean, or the database could not be reached (see above)"; exit 1; }
+
+# The long forms of tests/faults: every file call of a run fails once in every way; 2,000 rounds.
+faults: $(VENV)/.test-installed
+	$(BIN)/python -P tests/faults/driver.py $(ARGS)
+
+soak: $(VENV)/.test-installed
+	OMP_NUM_THREADS=1 $(BIN)/python -P tests/faults/soak.py $(ARGS)
 
 setup:
 	rm -f $(VENV)/.installed $(VENV)/.test-installed

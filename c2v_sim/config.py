@@ -21,9 +21,10 @@ from c2v_sim.index.naive import WITHOUT_FEATURE
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.ops.projection_orthogonality import FORMS
 from c2v_sim.system import settings
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.machine import DEVICES
-from c2v_sim.system.settings import PAPER, POSITIVE, REPORT, Affects, Section, read_toml, to_toml
+from c2v_sim.system.parse import read_toml, to_toml
+from c2v_sim.system.settings import PAPER, POSITIVE, REPORT, Affects, Section
 from c2v_sim.training.sampling import SAMPLERS
 
 __all__ = ["FIELDS", "RunConfig", "index_settings", "make_config"]
@@ -162,7 +163,7 @@ class RunConfig:
         "float32", "how clients' state is stored", RESULT | PACE | MEMORY, STATE_DTYPES
     )
     state_memory: float = of_machine(
-        0.0, "GB for clients' state; 0: half of what is free", PLACE | MEMORY, least=0.0
+        0.0, "GB for clients' state; 0: half of what is free", PLACE | MEMORY, least=0.0, most=1e9
     )
     seed: int = of_machine(0, "of all that is drawn", BITS | CLIENTS, common=True, **settings.SEEDS)
     lanes: int = of_machine(
@@ -231,11 +232,8 @@ class RunConfig:
         if self.local_weight:
             return self.local_weight
         if self.local_weight_rule == "appendix":
-            own = {
-                "moon": self.moon_mu,
-                "feddyn": self.feddyn_alpha,
-                "fediir": self.fediir_penalty,
-            }
+            own = {"moon": self.moon_mu, "feddyn": self.feddyn_alpha}
+            own["fediir"] = self.fediir_penalty
             return own.get(self.algorithm, 1.0)
         in_caption = self.local_weight_rule == "caption" and self.index_strategy == "global"
         return 5.0 if in_caption else 1.0
@@ -297,4 +295,5 @@ def _as_the_data_comes(given: Mapping[str, object], base: RunConfig) -> Mapping[
 
 def saved_config(path: Path) -> RunConfig:
     """The configuration of a run; what had no effect, and was once accepted, is the default."""
-    return make_config(OF_OLDER_RUNS | read_toml(path), shared=FIELDS)
+    with naming(path):
+        return make_config(OF_OLDER_RUNS | read_toml(path), shared=FIELDS)

@@ -3,11 +3,15 @@
 import json
 import os
 
+import hypothesis
 import pytest
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+hypothesis.settings.register_profile("long", max_examples=1000)  # ten times as many: make fuzz
 
 
 @pytest.fixture(autouse=True)

@@ -101,9 +101,11 @@ def create_pair(pair: Pair, command: str, *, numbered: bool = False) -> Pair:
 
 
 def resumed_pair(folder: Path, configs: dict[str, RunConfig]) -> Pair:
-    """The pair in `folder`, whose runs go on with these settings."""
-    for half in HALVES:
-        check_settings(folder / half, configs[half])
+    """The pair in `folder`, whose runs go on with these settings, both for as many rounds."""
+    rounds = max(config.rounds for config in configs.values())
+    configs = {half: replace(config, rounds=rounds) for half, config in configs.items()}
+    for half, config in configs.items():
+        check_settings(folder / half, config)
     saved = folder / CLIENT2VEC / run_directory.PARTITION
     federation, _ = build_federation(configs[CLIENT2VEC], saved)
     pair = Pair(folder, federation, configs, "resumed")

@@ -31,12 +31,13 @@ from c2v_sim.run.index import (
     say_origin,
     shown_training,
 )
-from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail, remedy
-from c2v_sim.system.files import make_directory, write_atomically
+from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail, naming, remedy
+from c2v_sim.system.files import make_directory, remove_leftovers, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
 from c2v_sim.system.output import printed
+from c2v_sim.system.parse import parse_json_object
 from c2v_sim.system.settings import facts_of, overlay
 
 INDEX, SUMMARY = "index.safetensors", "index.json"
@@ -81,8 +82,8 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, IndexConfig]:
 def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
     """The settings with which an index was begun; one that did not exist then is the default."""
     try:
-        saved: dict[str, object] = dict(json.loads((folder / SETTINGS).read_text()))
-    except (OSError, ValueError, TypeError) as error:  # TypeError: no table
+        saved: dict[str, object] = parse_json_object((folder / SETTINGS).read_bytes())
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"--resume {folder}: no {SETTINGS} can be read there ({error})"
         ) from error
@@ -90,7 +91,8 @@ def read_settings(folder: Path) -> tuple[RunConfig, IndexConfig]:
     index = {k: v for k, v in saved.items() if k not in data or k in INDEX_FIELDS}
     if (folder / INDEX).exists():
         raise ConfigError(f"--resume {folder}: {INDEX} is there already, nothing is left to do")
-    return make_config(data, shared=FIELDS), overlay(IndexConfig(), index)
+    with naming(f"--resume {folder}: {SETTINGS}"):
+        return make_config(data, shared=FIELDS), overlay(IndexConfig(), index)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +120,9 @@ def prepare(arguments: argparse.Namespace) -> Task:
     kind = config.strategy if config.index == "dsa-ign" else config.index
     out = arguments.resume or arguments.out
     out = out or new_path("indices", federation.dataset.name, kind, config.seed)
-    if not arguments.resume:
+    if arguments.resume:
+        remove_leftovers(out)
+    else:
         text = run_directory.to_json(directory_settings(run, config))
         numbered = arguments.out is None
         out = make_directory(out, lambda p: write_settings(p, text), numbered=numbered)

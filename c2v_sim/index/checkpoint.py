@@ -20,6 +20,7 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, loss_weights
 from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.parse import is_a, parse_json
 from c2v_sim.system.settings import Affects, facts_of, names_affecting
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
@@ -110,7 +111,12 @@ def load_training(path: Path, training: Training, settings: dict[str, str]) -> N
             for name in ("parameters", "moments", "sums"):
                 getattr(training, name).copy_(file.get_tensor(name))
             training.random, training.step = file.get_tensor("random"), int(about["step"])
-            training.curve[:] = json.loads(about["curve"])
+            curve = parse_json(about["curve"])
+            if not is_a(curve, list[list[float]]):
+                raise ValueError(f"its curve must be lists of numbers, got {curve!r:.40}")
+            training.curve[:] = curve
             training.seconds = float(about.get("seconds", "nan"))
-    except (SafetensorError, KeyError, RuntimeError, OSError) as error:
+    except ConfigError:
+        raise
+    except (SafetensorError, KeyError, ValueError, RuntimeError, OSError) as error:
         raise ValueError(f"the checkpoint {path} cannot be read: {error}") from error

@@ -18,6 +18,7 @@ from torch import Tensor
 from c2v_sim.data.federation import Federation
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.system import tensor_file
+from c2v_sim.system.parse import is_a, parse_json_object
 from c2v_sim.system.seeding import CONTROL, rng
 
 FORMAT = 1
@@ -108,12 +109,10 @@ class ClientIndex:
                 f"the index is of {self.clients} clients, the federation has "
                 f"{federation.partition.clients}"
             )
-        differing = [name for name in ("data", "partition") if now[name] != made[name]]
+        differing = [name for name in ("data", "partition") if now[name] != made.get(name)]
         if differing and not allow_other:
             shown = "; ".join(
-                f"{n} {made[n]['name']} ({made[n]['sha256'][:12]}) there, "
-                f"{now[n]['name']} ({now[n]['sha256'][:12]}) here"
-                for n in differing
+                f"{n} {_named(made.get(n, {}))} there, {_named(now[n])} here" for n in differing
             )
             raise ValueError(
                 f"the index was made for another federation: {shown}. Build the index anew with "
@@ -159,7 +158,7 @@ class ClientIndex:
             raise ValueError(f"the index {path} is damaged: its checksum differs; build it anew")
         domains = tensors.pop("domains", None)
         try:
-            index = cls(**tensors, domains=domains, provenance=json.loads(about["provenance"]))
+            index = cls(**tensors, domains=domains, provenance=_provenance(about["provenance"]))
         except (KeyError, TypeError, ValueError) as error:  # parts that are missing or misshapen
             raise ValueError(f"the index {path} is damaged: {error}; build it anew") from error
         if federation is not None:
@@ -167,6 +166,20 @@ class ClientIndex:
                 raise ValueError(f"the index {path} is damaged: it does not say what it is of")
             index.check(federation, allow_other=allow_other)
         return index
+
+
+def _provenance(text: str) -> dict[str, Any]:
+    """What an index's file says of its making; ValueError where a part that is needed is not so."""
+    facts = parse_json_object(text)
+    if not is_a(facts.get("federation"), dict[str, dict[str, str]]):
+        raise ValueError("it does not say for which federation it was made")
+    if not is_a(facts.get("quality", {}), dict[str, float | None]):
+        raise ValueError("its quality must be numbers")
+    return facts
+
+
+def _named(facts: dict[str, str]) -> str:
+    return f"{facts.get('name')} ({facts.get('sha256', '')[:12]})"
 
 
 def federation_facts(federation: Federation) -> dict[str, dict[str, str]]:

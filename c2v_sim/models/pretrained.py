@@ -7,6 +7,7 @@ another number of classes, the classifier keeps its new weights and everything e
 import hashlib
 import pickle
 import struct
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,11 +16,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from c2v_sim.system.text import in_bytes
+
 SHOWN = 10  # keys of a kind that an error names
 # What torch and safetensors raise on files that are damaged or something else.
 DAMAGED = (
     *(pickle.UnpicklingError, safetensors.SafetensorError, struct.error, EOFError),
-    *(RuntimeError, LookupError, ValueError, AssertionError),
+    *(RuntimeError, LookupError, ValueError, AssertionError, zipfile.BadZipFile),
 )
 
 
@@ -57,6 +60,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
+        _check_sizes(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"pretrained: cannot read {path}: {error.strerror or error}") from error
@@ -73,6 +77,15 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             f"pretrained: {path} must hold a state dict, name → tensor; save model.state_dict()"
         )
     return dict(state)
+
+
+def _check_sizes(path: Path) -> None:
+    """Refuse an archive that would become larger than its file: torch.save compresses nothing."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+        if size > path.stat().st_size:
+            raise ValueError(f"its archive claims {in_bytes(size)}")
 
 
 def _classifier_keys(model: nn.Module) -> list[str]:

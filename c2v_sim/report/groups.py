@@ -106,7 +106,7 @@ def index_made(run: Run | Unstarted) -> dict[str, Any]:
     """The settings of the run's index; those it would have had where it did not come so far."""
     about = run.manifest.get("index") if isinstance(run, Run) else None
     if about:
-        return about.get("settings", {})
+        return about.get("settings") or {}
     try:
         config = make_config(run.config)
     except ConfigError:  # of another version

@@ -25,6 +25,7 @@ from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks, tensor_file
 from c2v_sim.system.errors import CheckpointError
 from c2v_sim.system.files import new_directory, partial_directory
+from c2v_sim.system.parse import parse_json_object
 
 KEPT = 2
 FILE_BYTES = 256 * 2**20
@@ -166,11 +167,9 @@ def generations(directory: Path) -> list[Path]:
 def read_manifest(path: Path) -> JsonObject:
     """The manifest of a generation, once every file it names has the bytes that were written."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        manifest = parse_json_object((path / MANIFEST).read_bytes())
     except ValueError as error:
         raise Damaged(f"{MANIFEST} cannot be read ({error})") from error
-    if not isinstance(manifest, dict):
-        raise Damaged(f"{MANIFEST} holds no object")
     if _digest(manifest) != manifest["sha256"]:
         raise Damaged(f"the text of {MANIFEST} does not match its checksum")
     for name, expected in manifest["files"].items():

@@ -19,6 +19,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from c2v_sim.simulator.cost import Cost, cost_of
 from c2v_sim.simulator.records import STAGES, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.files import flush, make_directory, write_atomically
+from c2v_sim.system.parse import is_a, parse_json_object
 
 CONFIG, MANIFEST, PARTITION = "config.toml", "manifest.json", "partition.npz"
 CLIENTS, INDEX = "clients.npz", "index.safetensors"
@@ -128,8 +130,18 @@ def to_line(record: RoundRecord) -> bytes:
 
 
 def parse_rounds(lines: Sequence[bytes]) -> list[RoundRecord]:
-    """The records in lines of rounds.jsonl."""
-    return [RoundRecord(**json.loads(line)) for line in lines]
+    """The records in lines of rounds.jsonl; ValueError or TypeError for a line that is none."""
+    records = [RoundRecord(**parse_json_object(line)) for line in lines]
+    for record in records:
+        for field in dataclasses.fields(record):
+            value = getattr(record, field.name)
+            if not is_a(value, field.type):
+                raise ValueError(f"{field.name} cannot be {value!r:.40}")
+        if len(record.cohort) != len(record.weights) or min(record.cohort, default=0) < 0:
+            raise ValueError("cohort and weights must name the same clients")
+        if not all(map(math.isfinite, record.weights)):
+            raise ValueError("weights must be finite")
+    return records
 
 
 def without_accuracy(line: bytes) -> bytes:
@@ -187,11 +199,8 @@ def to_json(data: Mapping[str, object]) -> str:
 def read_json(path: Path) -> JsonObject:
     """The object in a JSON file; ValueError, which names the file, where there is none."""
     try:
-        content = json.loads(path.read_text())
+        return parse_json_object(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ValueError(f"{path} is cut off or damaged: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is damaged: it must hold an object, {{…}}, got {content!r:.40}")
-    return content

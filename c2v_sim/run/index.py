@@ -89,9 +89,10 @@ def bring_index(simulator: Simulator, out: Path, embeddings: Embeddings | None) 
         simulator.use_index(index)
     if not ranks.is_first():
         return
-    if simulator.index is not None and not (out / run_directory.INDEX).exists():
-        run_directory.add_index(out, simulator.index)
-        (out / CHECKPOINT).unlink(missing_ok=True)
+    if simulator.index is not None:
+        if not (out / run_directory.INDEX).exists():
+            run_directory.add_index(out, simulator.index)
+        (out / CHECKPOINT).unlink(missing_ok=True)  # also of a process that ended just before
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import remedy
+from c2v_sim.system.files import remove_leftovers
 
 
 class Journal:
@@ -41,6 +42,8 @@ class Journal:
 
     def resume(self) -> None:
         """Bring simulator and rounds.jsonl back to the newest checkpoint, or to the beginning."""
+        if ranks.is_first():
+            remove_leftovers(self.out)
         rounds = self.out / run_directory.ROUNDS
         lines = load_checkpoint(self.out / run_directory.CHECKPOINTS, self.simulator, rounds)
         self.result.records[:] = run_directory.parse_rounds(lines)
@@ -92,6 +95,11 @@ class Journal:
         if done and self.saved_table != done:
             out.append(f"{run_directory.TABLE} (the records are in {run_directory.ROUNDS})")
         return out
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the records of all rounds are on disk, in both forms."""
+        return not self.torn and self.saved_table == self.simulator.round
 
     def goes_on(self) -> str:
         """Where a resume would begin."""

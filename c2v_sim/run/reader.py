@@ -10,13 +10,14 @@ the cell failed before it began, for lack of an index for example, there is no N
 """
 
 import signal
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from c2v_sim.config import FIELDS
 from c2v_sim.data.partition import Partition
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run import files as run_directory
@@ -25,8 +26,28 @@ from c2v_sim.simulator.cost import Cost, cost_of
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.system.archive import read_npz
 from c2v_sim.system.errors import ERROR
+from c2v_sim.system.parse import is_a, parse_toml
+from c2v_sim.system.settings import as_value, check_type
 
 ENDING = ".failed"
+Kinds = dict[str, Any]  # where a value stands in a JSON file -> its type (system/parse.py)
+MANIFEST_KINDS: Kinds = {
+    "data": dict[str, Any],
+    "data.name": str,
+    "data.stand_in_for": str | None,
+    "data.classes": list[str] | None,
+    "data.domains": list[str] | None,
+    "partition": dict[str, Any],
+    "partition.convention": str | None,
+    "partition.clients": int,
+    "model": dict[str, Any],
+    "encoder": str | None,
+    "index": dict[str, Any] | None,
+    "index.settings": dict[str, Any] | None,
+    "commit": str | None,
+}
+RESULT_KINDS: Kinds = {"best_accuracy": float | None}
+RESULT_KINDS["final_client_accuracy"] = list[float | None] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +74,11 @@ class Run:
 
     @cached_property
     def records(self) -> list[RoundRecord]:
-        return read_rounds(self.path / run_directory.ROUNDS)
+        file, clients = self.path / run_directory.ROUNDS, self.manifest["partition"]["clients"]
+        records = read_rounds(file)
+        if any(max(record.cohort, default=0) >= clients for record in records):
+            raise ValueError(f"{file} names clients that the run of {clients} does not have")
+        return records
 
     @cached_property
     def index(self) -> ClientIndex | None:
@@ -97,24 +122,39 @@ def read_run(path: Path, name: str = "") -> Run:
     """One run directory; ValueError names a file that cannot be read."""
     manifest = read_json(path / run_directory.MANIFEST)
     done, failed = path / run_directory.RESULT, failure_file(path)
-    for section in ("data", "partition", "model"):
-        if not isinstance(manifest.get(section), dict):
-            raise ValueError(f"{path / run_directory.MANIFEST}: {section!r} is missing")
+    check_kinds(path / run_directory.MANIFEST, manifest, MANIFEST_KINDS)
+    result = read_json(done) if done.exists() else None
+    check_kinds(done, result or {}, RESULT_KINDS)
     return Run(
         path=path,
         name=name or path.name,
         state=run_state(path),
         config=read_settings(path / run_directory.CONFIG),
         manifest=manifest,
-        result=read_json(done) if done.exists() else None,
+        result=result,
         failure=failure_reason(failed) if failed.exists() else "",
     )
 
 
+def check_kinds(file: Path, content: JsonObject, kinds: Kinds) -> None:
+    """Refuse a file without what its readers count on; `None` among the kinds: may be missing."""
+    for path, kind in kinds.items():
+        value: object = content
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        if value is None and not is_a(None, kind):
+            raise ValueError(f"{file}: {path} is missing")
+        if not is_a(value, kind):
+            raise ValueError(f"{file}: {path} cannot be {value!r:.40}")
+
+
 def read_settings(file: Path) -> JsonObject:
-    """The settings in a TOML file, as they are."""
+    """The settings in a TOML file, as they are: an older version may have had other choices."""
     try:
-        return tomllib.loads(file.read_text())
+        given = parse_toml(file.read_text(encoding="utf-8"))
+        for name in FIELDS.keys() & given.keys():
+            check_type(FIELDS[name], as_value(FIELDS[name], given[name]))
+        return given
     except ValueError as error:  # TOML, and text that is no UTF-8
         raise ValueError(f"{file} cannot be read: {error}") from error
 
@@ -140,6 +180,11 @@ def read_clients(file: Path) -> Clients:
     except (OSError, ValueError) as error:
         raise ValueError(f"{file}: cannot be read ({error})") from error
     counts, domains = arrays["label_counts"], arrays["domains"]
+    whole = all(array.dtype.kind in "iu" for array in arrays.values())
+    clients = (len(counts),) if counts.ndim == 2 else None
+    if not whole or arrays["test_sizes"].shape != clients or domains.shape not in (clients, (0,)):
+        found = ", ".join(f"{name} {a.dtype} {a.shape}" for name, a in arrays.items())
+        raise ValueError(f"{file}: must be whole numbers of the same clients, got {found}")
     return Clients(counts.sum(1), arrays["test_sizes"], counts, domains if len(domains) else None)
 
 

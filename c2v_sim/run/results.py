@@ -31,8 +31,14 @@ ORIGINAL_CURVE: dict[str, Any] = {
 }
 
 
-def write_results(path: Path, simulator: Simulator, result: Result) -> dict[str, OSError]:
-    """Write the three files; those that could not be written, and why."""
+def write_results(
+    path: Path, simulator: Simulator, result: Result, *, recorded: bool = True
+) -> dict[str, OSError]:
+    """Write the three files; those that could not be written, and why.
+
+    The summary comes last, and only if the others and the records of all rounds (`recorded`) are
+    on disk: where it is, the directory is complete, and a sweep has no reason to come back.
+    """
     dataset = simulator.federation.dataset.name
     facts = {"dataset": dataset, "model": simulator.config.model, "round": simulator.round}
     about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
@@ -42,12 +48,14 @@ def write_results(path: Path, simulator: Simulator, result: Result) -> dict[str,
     picture = accuracy_figure(result, figure_title(dataset, simulator.config))
     writers: dict[str, Callable[[Path], object]] = {
         MODEL: lambda file: tensor_file.save(file, simulator.global_model(), about),
-        RESULT: lambda file: write_text(file, text),
         PICTURE: lambda file: write_atomically(file, lambda p: picture.savefig(p, format="png")),
+        RESULT: lambda file: write_text(file, text),
     }
-    failed = {}
+    failed: dict[str, OSError] = {}
     for name, write in writers.items():
         try:
+            if name == RESULT and (failed or not recorded):
+                raise OSError("it is written last, when all else is there")
             write(path / name)
         except OSError as error:
             failed[name] = error
@@ -88,13 +96,14 @@ def figure_title(dataset: str, config: RunConfig) -> str:
 def accuracy_figure(result: Result, title: str, original: Result | None = None) -> Figure:
     """The accuracy curves, the main one on top; beside that of the `original`, with the gain."""
     from matplotlib.figure import Figure  # slow to import; no window system is touched
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7, 4), dpi=150, layout="constrained")
     axes, best = figure.subplots(), result.best
     heading = f"{title}\nbest {percent(best.accuracy)} in round {best.round}"
     for place, name in enumerate(DRAWN):
         style = {"color": f"C{place}", "label": ACCURACIES[name], "marker": "."}
-        axes.plot(*points(result, name), **style, **(OTHER_CURVE if place else MAIN_CURVE))
+        axes.plot(*points(result, name), **(OTHER_CURVE if place else MAIN_CURVE) | style)
     if original is not None:
         axes.plot(*points(original, DRAWN[0]), **ORIGINAL_CURVE)
         gain = 100 * ((best.accuracy or 0.0) - (original.best.accuracy or 0.0))
@@ -104,7 +113,7 @@ def accuracy_figure(result: Result, title: str, original: Result | None = None) 
     axes.margins(y=0.08)
     low, high = axes.get_ylim()
     axes.set_ylim(max(low, 0.0), min(high, 100.0))  # no room for what cannot be
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="best", fontsize=9)
     return figure

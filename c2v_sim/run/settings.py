@@ -13,10 +13,10 @@ from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.resume import check_rounds
 from c2v_sim.run.tensorboard import FOLDER, summary_writer
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.ranks.torchrun import SECONDS
-from c2v_sim.system.settings import Affects, names_affecting
+from c2v_sim.system.settings import Affects, as_value, check, check_names, names_affecting
 
 ABOUT = """One federated run. Settings come from a preset (quick unless --preset is given), then
 --config, then flags. The defaults shown are those of the preset quick; --print-config shows what is
@@ -62,6 +62,19 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     return out
 
 
+def check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that are no settings where they cannot be had."""
+    out, resumed = arguments.out, arguments.resume
+    if arguments.tensorboard:
+        summary_writer()  # refused here where the package is missing
+    if out is not None and out.exists():
+        raise ConfigError(EXISTS.format(out))
+    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
+        raise ConfigError(
+            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
+        )
+
+
 def positive(text: str) -> int:
     """A number of ranks."""
     if not text.isdecimal() or text == "0":
@@ -97,10 +110,20 @@ def settings_of(arguments: argparse.Namespace) -> tuple[RunConfig, str]:
     says_all = FIELDS.keys() <= in_file.keys()
     parts = ["" if says_all else name, arguments.config and arguments.config.name]
     label = arguments.label or " + ".join(filter(None, parts))
+    if arguments.config:
+        check_file(arguments.config, in_file)
     config = make_config(in_file | given, base, flags=given)
-    untouched = make_config(in_file, base)
-    changed = [k for k in given if given[k] != getattr(untouched, k) and not FIELDS[k].free]
+    before = {k: as_value(FIELDS[k], v) for k, v in (vars(base) | in_file).items()}
+    changed = [k for k in given if given[k] != before[k] and not FIELDS[k].free]
     return config, label + (f", changed: {', '.join(changed)}" if changed else "")
+
+
+def check_file(path: Path, in_file: dict[str, object]) -> None:
+    """Refuse what is wrong in itself, whether a flag takes its place or not."""
+    with naming(path):
+        check_names(RunConfig, in_file)
+        for name, value in in_file.items():
+            check(FIELDS[name], as_value(FIELDS[name], value))
 
 
 def resumed_settings(
@@ -119,16 +142,3 @@ def resumed_settings(
     check_resume(arguments, (saved, wanted), without=("preset", "config", "out"), but=length)
     check_rounds(folder, saved, wanted)
     return wanted
-
-
-def check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that are no settings where they cannot be had."""
-    out, resumed = arguments.out, arguments.resume
-    if arguments.tensorboard:
-        summary_writer()  # refused here where the package is missing
-    if out is not None and out.exists():
-        raise ConfigError(EXISTS.format(out))
-    if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():
-        raise ConfigError(
-            f"--resume {resumed}: this run has no original beside it; leave out --beside-original"
-        )

@@ -91,7 +91,7 @@ def finish(journal: Journal, label: str, pair: Path | None) -> int:
     """Write the results and show them, or leave that to the pair; the exit code says whether all of
     them are on disk."""
     simulator, out = journal.simulator, journal.out
-    failed = write_results(out, simulator, journal.result)
+    failed = write_results(out, simulator, journal.result, recorded=journal.recorded)
     whole = not failed and journal.error is None
     kept = "training is done" + (f" and everything is saved in {out}" if whole else "")
     shown = 0
@@ -101,10 +101,9 @@ def finish(journal: Journal, label: str, pair: Path | None) -> int:
         return shown
     lost = journal.unsaved() + [f"{name} ({e.strerror or e})" for name, e in failed.items()]
     message = f"training is done, but {out} could not be written. Not saved: {', '.join(lost)}"
-    if failed or journal.torn:
-        error = next(iter(failed.values()), journal.error)
-        help = remedy(error).capitalize() if error else ""
-        again = resume_command(pair or out)
-        return fail(1, f"{message}. {help or 'Mend that'}, then: {again}")
+    if failed:
+        error = journal.error or next(iter(failed.values()))
+        help = remedy(error).capitalize() or "Mend that"
+        return fail(1, f"{message}. {help}, then: {resume_command(pair or out)}")
     print(f"c2v_sim: warning: {message}", file=sys.stderr, flush=True)
     return shown

@@ -20,7 +20,6 @@ import fnmatch
 import shlex
 import sys
 import threading
-import tomllib
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
@@ -41,6 +40,7 @@ from c2v_sim.system.errors import ConfigError, InUse, fail
 from c2v_sim.system.files import LOCK, in_use
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.output import printed
+from c2v_sim.system.parse import parse_toml
 from c2v_sim.system.settings import changes
 from c2v_sim.system.text import duration
 
@@ -87,8 +87,8 @@ def parse_settings(given: list[str]) -> dict[str, object]:
 def value_of(setting: str, text: str) -> object:
     """A value as TOML has it, or as a flag takes it: .1 for 0.1, bare words for texts."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return parse_toml(f"value = {text}")["value"]
+    except ValueError:
         kind = FIELDS[setting].type if setting in FIELDS else str
     if kind is float:
         with contextlib.suppress(ValueError):  # a text is refused as what it is
@@ -100,7 +100,7 @@ def text_with(text: str, settings: dict[str, object]) -> str:
     """The sweep file with `settings` in its [base]."""
     if not settings:
         return text
-    content = tomllib.loads(text)
+    content = parse_toml(text)
     content["base"] = content.get("base", {}) | settings
     return f"# with --set {' '.join(settings)}\n" + tomli_w.dumps(content)
 
@@ -110,7 +110,12 @@ def check_same(out: Path, sweep: Sweep) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigError(f"--out {out} is a file; name a directory")
     if not (out / SWEEP).exists():
-        if out.exists() and any(p.name not in (LOCK, SHARED) for p in out.iterdir()):
+        begun = {
+            LOCK,
+            SHARED,
+            f"{SWEEP}.partial",
+        }  # by a sweep that was killed soon
+        if out.exists() and any(p.name not in begun for p in out.iterdir()):
             raise ConfigError(f"--out {out} is not empty and holds no {SWEEP}; name another")
         return
     saved = {cell.name: cell.config for cell in read_sweep(out / SWEEP).cells}
@@ -188,6 +193,7 @@ def run_all(runner: Runner, sweep: Sweep, text: str) -> int:
         if not sharing:
             held.enter_context(in_use(out))
         with begun_together(out) if sharing else nullcontext():
+            check_same(out, sweep)  # again: another one may have begun and ended here since
             write_text(out / SWEEP, text)
         runner.run()
         with begun_together(out) if sharing else nullcontext():

@@ -33,8 +33,8 @@ uses, or that an axis sets, is refused, as is everything else that the run comma
 """
 
 import itertools
+import math
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,10 +46,12 @@ from c2v_sim.run.presets import preset
 from c2v_sim.run.reader import run_state
 from c2v_sim.sweep.shipped import shipped_sweeps, shipped_text
 from c2v_sim.sweep.tables.layout import Table, make_table
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, naming
+from c2v_sim.system.parse import parse_toml
 from c2v_sim.system.settings import as_value
 
 SWEEP = "sweep.toml"  # in the sweep's directory
+MOST_CELLS = 100_000
 SHAPES: dict[str, type] = {"title": str, "about": str, "preset": str, "base": dict, "axes": dict}
 SHAPES |= {"skip": list, "table": dict}
 KIND_NAMES: dict[type, str] = {str: "a text", dict: "a table", list: "a list of tables"}
@@ -99,11 +101,11 @@ def read_sweep(file: str | Path, settings: Settings | None = None) -> Sweep:
     """The sweep in `file`, a path or a shipped name (small/tau); `settings` go over its [base]."""
     text = sweep_text(file)
     try:
-        return make_sweep(tomllib.loads(text), text, settings or {})
-    except tomllib.TOMLDecodeError as error:
+        content = parse_toml(text)
+    except ValueError as error:
         raise ConfigError(f"{file} is not a TOML file: {error}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{file}: {error}") from error
+    with naming(file):
+        return make_sweep(content, text, settings or {})
 
 
 def sweep_text(file: str | Path) -> str:
@@ -130,6 +132,9 @@ def make_sweep(content: JsonObject, text: str, settings: Settings) -> Sweep:
     labels = {name: tuple(of_axis) for name, of_axis in axes.items()}
     skipped = [checked_skip(pattern, labels) for pattern in content.get("skip", [])]
     base = {**content.get("base", {}), **settings}
+    size = math.prod(map(len, labels.values()))
+    if size > MOST_CELLS:
+        raise ConfigError(f"the grid has {size:,} cells; more than {MOST_CELLS:,} are not meant")
     cells = []
     for combination in itertools.product(*labels.values()):
         chosen = dict(zip(labels, combination, strict=True))

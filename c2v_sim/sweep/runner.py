@@ -16,6 +16,7 @@ from c2v_sim.sweep.file import Cell, beside, cell_folder, state
 from c2v_sim.sweep.jobs import Job, python, run_jobs, shares_of
 from c2v_sim.sweep.progress import SweepProgress
 from c2v_sim.sweep.shards import SHARED, Shard, one_at_a_time
+from c2v_sim.system.files import remove_leftovers
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import choose_device, usable_cores
 from c2v_sim.system.settings import Affects, fixed, values_affecting
@@ -88,6 +89,8 @@ class Runner:
         todo = [cell for cell in self.cells if cell not in done]
         for folder in ("cells", SHARED):
             (self.out / folder).mkdir(exist_ok=True)
+            if self.shard is None:  # or they may be of others that work here
+                remove_leftovers(self.out / folder)
         for cell in own:
             failure_file(cell_folder(self.out, cell)).unlink(missing_ok=True)
         self.progress = SweepProgress(self.out, self.cells, len(done), self.at_once)

@@ -43,11 +43,24 @@ class Header(NamedTuple):
         return f"{self.dtype} {self.shape}"
 
 
-def read_zip(path: str | os.PathLike[str], names: Sequence[str]) -> Iterator[bytes]:
-    """The contents of the members `names`; OSError where the file itself cannot be opened."""
+def read_zip(
+    path: str | os.PathLike[str], names: Sequence[str], most: float = math.inf
+) -> Iterator[bytes]:
+    """The contents of the members `names`; OSError where the file itself cannot be opened.
+
+    most: bytes of a member; a few kilobytes of an archive can claim to be any number of them.
+    """
     with _opened(path) as archive:
         for name in names:
-            yield archive.read(name)
+            yield read_member(archive, name, most)
+
+
+def read_member(archive: zipfile.ZipFile, name: str, most: float) -> bytes:
+    """The content of a member of at most `most` bytes."""
+    size = archive.getinfo(name).file_size
+    if size > most:
+        raise ValueError(f"{name} has {in_bytes(size)}, more than the {in_bytes(most)} expected")
+    return archive.read(name)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ written; a failure while training ends it with 1.
 
 import errno
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 ERROR = "c2v_sim: error: "
 
@@ -60,6 +62,15 @@ def remedy(error: OSError, before: str = "", otherwise: str = "") -> str:
     known = (REMEDIES.get(error.errno or 0), otherwise)
     words = ", or ".join(filter(None, known))
     return f"{before}{words}" if words else ""
+
+
+@contextmanager
+def naming(where: object) -> Iterator[None]:
+    """Says before every refusal of a setting where it stands; one that says so itself is kept."""
+    try:
+        yield
+    except ConfigError as error:
+        raise error if str(where) in str(error) else ConfigError(f"{where}: {error}") from error
 
 
 def fail(code: int, message: str) -> int:

@@ -79,6 +79,16 @@ def new_directory(path: Path, *, replace: bool = False, shared: bool = False) ->
         raise
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Delete what a killed process left half written in `folder`, which nobody else works in."""
+    for pattern in ("*.partial", ".tmp??????"):  # of this module; of safetensors
+        for leftover in folder.glob(pattern):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+            else:
+                leftover.unlink()
+
+
 def partial_directory(path: Path, writer: str = "") -> Path:
     """The name under which `new_directory` makes `path`."""
     return path.with_name(f".{path.name}{writer}.partial")
@@ -112,6 +122,9 @@ def in_use(folder: Path) -> Iterator[None]:
     lock = FileLock(folder / LOCK, timeout=0)
     try:
         lock.acquire()
+        while not (folder / LOCK).exists():  # its last holder deleted it since we opened it
+            lock.release()
+            lock.acquire()
     except Timeout:
         raise InUse(
             f"{folder}: another process works in this directory; wait for it, or stop it"

@@ -15,17 +15,14 @@ import dataclasses
 import difflib
 import functools
 import math
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Flag, auto
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import tomli_w
-
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.text import brief, is_text
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,6 +50,8 @@ class Affects(Flag):
 NOTHING_MORE = Affects(0)
 NONE = "none"  # an empty list, in words
 REPORT, PAPER = "report", "paper"  # of runs; of what differs from the paper
+LARGEST = 2**63 - 1  # of whole numbers: what tensors and arrays can hold
+MOST_BITS = 4096  # of numbers at all: Python cannot even write much larger ones
 POSITIVE: dict[str, Any] = {"above": 0.0, "below": math.inf}
 SEEDS: dict[str, Any] = {"least": 0, "most": 2**64 - 1}  # torch's generators take no more
 
@@ -159,13 +158,16 @@ def check_all(config: "DataclassInstance") -> None:
 
 def check(setting: Setting, value: object) -> None:
     """Refuse a value of another type, or outside of the setting's choices and range."""
-    name, (allowed, wanted) = setting.name, _KINDS[setting.type]
-    mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
-    if mistaken or not isinstance(value, allowed):
-        raise ConfigError(f"{name} must be {wanted}, got {value!r}")
+    name = setting.name
+    check_type(setting, value)
+    if isinstance(value, int) and setting.most is None and abs(value) > LARGEST:
+        raise ConfigError(f"{name} must be at most {LARGEST}, got {brief(value)}")
     for item in several(value):
         if setting.choices is not None and item not in setting.choices:
-            raise ConfigError(f"{name} must be one of {', '.join(setting.choices)}; got {item!r}")
+            known = ", ".join(setting.choices)
+            raise ConfigError(f"{name} must be one of {known}; got {brief(item)}")
+        if isinstance(item, str) and not is_text(item):
+            raise ConfigError(f"{name} must be text in UTF-8 without NUL, got {item!r}")
     twice = [item for item, count in Counter(several(value)).items() if count > 1]
     if twice:
         raise ConfigError(f"{name} must name each of its values once, got {twice[0]!r} twice")
@@ -173,14 +175,27 @@ def check(setting: Setting, value: object) -> None:
         check_range(setting, value)
 
 
+def check_type(setting: Setting, value: object) -> None:
+    allowed, wanted = _KINDS[setting.type]
+    mistaken = isinstance(value, bool) and bool not in allowed  # which Python takes for a number
+    if mistaken or not isinstance(value, allowed):
+        raise ConfigError(f"{setting.name} must be {wanted}, got {brief(value)}")
+    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+        raise ConfigError(f"{setting.name} must be a smaller number, got {brief(value)}")
+    if setting.type == tuple[str, ...] and not all(
+        isinstance(item, str) for item in several(value)
+    ):
+        raise ConfigError(f"{setting.name} must be {wanted}, got {brief(value)}")
+
+
 def check_range(setting: Setting, value: float) -> None:
     if setting.least is not None and not value >= setting.least:
-        raise ConfigError(f"{setting.name} must be at least {setting.least}, got {value}")
+        raise ConfigError(f"{setting.name} must be at least {setting.least}, got {brief(value)}")
     inside = [setting.above is None or value > setting.above]
     inside += [setting.most is None or value <= setting.most]
     inside += [setting.below is None or value < setting.below]
     if not all(inside):
-        raise ConfigError(f"{setting.name} must be {range_of(setting)}, got {value}")
+        raise ConfigError(f"{setting.name} must be {range_of(setting)}, got {brief(value)}")
 
 
 def range_of(setting: Setting) -> str:
@@ -202,6 +217,18 @@ def several(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
+def as_value(setting: Setting, value: object) -> object:
+    """What a TOML file says, as a field has it: a list is a tuple, none an empty one."""
+    listed = isinstance(value, list) or (setting.type == tuple[str, ...] and value == NONE)
+    return as_tuple(several(value)) if listed else value
+
+
+def as_tuple(items: Iterable[object]) -> tuple[object, ...]:
+    """The items of a list; `none` alone stands for no item."""
+    given = tuple(items)
+    return () if given == (NONE,) else given
+
+
 def shown(value: object) -> str:
     return ", ".join(map(str, several(value))) or "nothing"
 
@@ -218,25 +245,19 @@ def unmet_need(
 
 def overlay(base: Config, given: Mapping[str, object]) -> Config:
     """`base` with what was given on top; unknown settings are refused."""
+    check_names(type(base), given)
     known = facts_of(type(base))
+    return dataclasses.replace(base, **{k: as_value(known[k], v) for k, v in given.items()})
+
+
+def check_names(kind: type["DataclassInstance"], given: Iterable[str]) -> None:
+    """Refuse names that are no settings."""
+    known = facts_of(kind)
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"unknown setting {key!r}; {hint}Known: {', '.join(known)}")
-    return dataclasses.replace(base, **{k: as_value(known[k], v) for k, v in given.items()})
-
-
-def as_value(setting: Setting, value: object) -> object:
-    """What a TOML file says, as a field has it: a list is a tuple, none an empty one."""
-    wanted = setting.type == tuple[str, ...] and (isinstance(value, list) or value == NONE)
-    return as_tuple(several(value)) if wanted else value
-
-
-def as_tuple(items: Iterable[object]) -> tuple[object, ...]:
-    """The items of a list; `none` alone stands for no item."""
-    given = tuple(items)
-    return () if given == (NONE,) else given
+            raise ConfigError(f"unknown setting {brief(key)}; {hint}Known: {', '.join(known)}")
 
 
 def without_idle(
@@ -277,21 +298,3 @@ def fixed(config: "DataclassInstance") -> dict[str, object]:
     """The settings that a resume may not change, as dataclasses.asdict has them."""
     known = facts_of(type(config))
     return {name: v for name, v in dataclasses.asdict(config).items() if not known[name].free}
-
-
-# ---- files -----------------------------------------------------------------------------------
-
-
-def to_toml(config: "DataclassInstance") -> str:
-    """All settings as TOML, in the order of the fields; `--config` reads it back."""
-    return tomli_w.dumps(dataclasses.asdict(config))
-
-
-def read_toml(path: Path) -> dict[str, object]:
-    """The settings in a TOML file; the error names the file and the line."""
-    try:
-        return tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a TOML file: {error}") from error

@@ -1,4 +1,6 @@
-"""Numbers for people: bytes, seconds, shares."""
+"""Numbers and other values for people: bytes, seconds, shares, what was wrong in an error."""
+
+SHOWN = 200  # characters of a wrong value that an error repeats
 
 
 def percent(share: float | None, places: int = 2) -> str:
@@ -20,3 +22,17 @@ def duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def brief(value: object) -> str:
+    """A value as an error repeats it, whatever it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
+
+
+def is_text(value: str) -> bool:
+    """Whether a file can hold it: bytes of an argument that are no UTF-8 are surrogates here."""
+    return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)

@@ -14,7 +14,7 @@ from plain_run import PLAIN
 from c2v_sim.beside.table import write_comparison
 from c2v_sim.config import FIELDS, saved_config
 from c2v_sim.run import __main__ as run
-from c2v_sim.run import build
+from c2v_sim.run import build, train
 from c2v_sim.run.files import RESULTS
 
 SMALL = "--model linear --train-size 400 --test-size 100 --clients 8 --participation 0.5 --lr 0.005"
@@ -246,6 +246,14 @@ def test_a_signal_in_either_half_and_resume_gives_the_same_bits(
         assert f"run directory: {out / 'original'}" not in shown.err
 
 
+def test_both_go_on_for_more_rounds(whole, tmp_path):
+    out = tmp_path / "pair"
+    shutil.copytree(whole[0], out)
+    assert run.main(["--resume", str(out), "--rounds", "9"]) == 0
+    assert [len(records_of(out / half)) for half in HALVES] == [9, 9]
+    assert all(run["cohorts"]["rounds"] == 9 for run in data_of_page(out)["runs"])
+
+
 def test_a_half_can_be_resumed_by_itself(whole, tmp_path, capsys):
     out = tmp_path / "pair"
     shutil.copytree(whole[0], out)
@@ -258,14 +266,14 @@ def test_a_half_can_be_resumed_by_itself(whole, tmp_path, capsys):
 
 def test_a_signal_between_the_halves_is_not_lost(whole, tmp_path, monkeypatch, capsys):
     """It comes when the first one has nothing left to stop."""
-    finish, out = run.finish, tmp_path / "between"
+    finish, out = train.finish, tmp_path / "between"
 
     def then_a_signal(*arguments):
         signal.raise_signal(signal.SIGINT)
         return finish(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "finish", then_a_signal)
+        patch.setattr(train, "finish", then_a_signal)
         assert run.main(["--beside-original", *SMALL, "--out", str(out)]) == 130
     assert f"interrupted; go on with: python -m c2v_sim.run --resume {out}" in (
         capsys.readouterr().err

@@ -21,7 +21,7 @@ from real_data import real_data_dir
 
 from c2v_sim.data.dataset import content_hash
 from c2v_sim.data.load import load_dataset
-from c2v_sim.data.sources import cifar10, download, shapes
+from c2v_sim.data.sources import cifar10, cifar10_pickle, download, shapes
 from c2v_sim.system.errors import DataError
 
 RECORDS = 20
@@ -248,7 +248,7 @@ def test_a_pickle_for_which_memory_is_too_small_is_not_called_damaged(tiny, tmp_
         raise MemoryError
 
     write_python_archive(tiny, tmp_path)
-    monkeypatch.setattr(cifar10._BatchUnpickler, "load", fails)
+    monkeypatch.setattr(cifar10_pickle.BatchUnpickler, "load", fails)
     with pytest.raises(MemoryError):
         load_dataset("cifar10", data_dir=tmp_path)
 

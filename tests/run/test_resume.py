@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from plain_run import PLAIN
 
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.models import build_model
@@ -14,6 +15,7 @@ from c2v_sim.run.resume import began_with
 
 TINY = ["--train-size", "400", "--test-size", "100", "--clients", "8", "--participation", "0.25"]
 TINY += ["--local-epochs", "1", "--batch-size", "16", "--model", "linear", "--lanes", "1"]
+TINY += PLAIN
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -357,11 +357,32 @@ def test_a_finished_run_resumed_says_the_same_again(finished, tmp_path):
     shutil.copytree(reference, out)
     for name in ("model.safetensors", "result.json", "accuracy.png"):
         (out / name).unlink()
-    (out / "model.safetensors.partial").write_bytes(b"half")
+    for half in ("model.safetensors.partial", ".tmpAbC123"):  # the second is safetensors' own
+        (out / half).write_bytes(b"half")
     assert run.main(["--resume", str(out)]) == 0
     assert same_model(out, reference)
     assert (out / "result.json").read_text() == (reference / "result.json").read_text()
-    assert not list(out.glob("*.partial"))
+    assert {p.name for p in out.iterdir()} == {p.name for p in reference.iterdir()}
+
+
+@pytest.mark.parametrize("name", ["accuracy.png", "model.safetensors", "rounds.csv"])
+def test_the_summary_is_there_only_when_all_else_is(finished, tmp_path, capsys, name):
+    """A sweep takes a run with a summary as done and never comes back to it."""
+    reference, _ = finished
+    out = tmp_path / "again"
+    shutil.copytree(reference, out)
+    (out / "result.json").unlink()
+    (out / name).unlink()
+    (out / name / "in the way").mkdir(parents=True)
+    assert run.main(["--resume", str(out)]) == 1
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert name in last
+    assert "result.json (it is written last, when all else is there)" in last
+    assert not (out / "result.json").exists()
+    shutil.rmtree(out / name)
+    assert run.main(["--resume", str(out)]) == 0
+    for file in (name, "result.json"):
+        assert (out / file).read_bytes() == (reference / file).read_bytes()
 
 
 def test_damaged_checkpoints_are_refused_with_the_way_out(finished, tmp_path, capsys):

@@ -1,6 +1,7 @@
 """A run that a client index improves: built once, cached, kept in the run directory, resumed."""
 
 import json
+import shutil
 
 import pytest
 from safetensors.torch import load_file
@@ -8,6 +9,7 @@ from safetensors.torch import load_file
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.__main__ import main
+from c2v_sim.run.index import CHECKPOINT
 
 SMALL = [
     *("--train-size", "240", "--test-size", "60", "--clients", "8", "--participation", "0.25"),
@@ -126,6 +128,16 @@ def test_a_stop_while_the_index_trains_resumes_to_the_same_bits(
     assert (out / run_index.CHECKPOINT).exists()
     assert not (out / run_directory.INDEX).exists()
     assert main(["--resume", str(out)]) == 0
+    assert outcome(out) == outcome(first)
+
+
+def test_the_checkpoint_of_an_index_that_is_there_is_deleted(first, tmp_path):
+    """As after a kill between the two."""
+    out = tmp_path / "killed"
+    shutil.copytree(first, out)
+    (out / CHECKPOINT).write_bytes(b"of a training that is done")
+    assert main(["--resume", str(out)]) == 0
+    assert not (out / CHECKPOINT).exists()
     assert outcome(out) == outcome(first)
 
 

@@ -20,8 +20,11 @@ import sys
 import time
 from pathlib import Path
 
+# Slow to import: here, so that no run has to.
 import altair  # noqa: F401
-import matplotlib.figure  # noqa: F401  (imported here, so that no run has to)
+import matplotlib.figure  # noqa: F401
+import scipy.stats  # noqa: F401
+import torch._dynamo  # noqa: F401
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -34,6 +37,7 @@ from c2v_sim.run import __main__ as run
 from c2v_sim.run.files import parse_rounds, to_csv
 from c2v_sim.run.progress import Progress
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.files import LOCK
 from c2v_sim.system.tensor_file import checksum
 
 RUN = "--model linear --train-size 400 --test-size 100 --clients 8 --participation 0.5 --rounds 12"
@@ -43,7 +47,8 @@ INDEX += " --hidden 32 --threads 1 --batch-size 64"
 # Client state, and a client index that is built inside the run.
 IMPROVED = RUN.replace("--rounds 12", "--rounds 6") + " --algorithm feddyn --index-epochs 2"
 IMPROVED += " --improve sampling aggregation local --index-dropout 0"
-PAIR = f"{IMPROVED} --index-hidden 32 --rounds 4 --beside-original"
+PAIR = f"{IMPROVED} --beside-original --rounds 4 --train-size 160 --index-hidden 32"
+PAIR += " --index-upload 16 --index-batch-size 32"
 COMMANDS = {
     "run": (run.main, [*RUN.split(), "--improve", "none"]),
     "index": (index.main, INDEX.split()),
@@ -159,7 +164,7 @@ def bits(out: Path) -> dict:
     def sha256(path: Path) -> str:
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
-    found: dict = {"files": sorted(p.name for p in out.iterdir())}
+    found: dict = {"files": sorted(p.name for p in out.iterdir() if p.name != LOCK)}
     for path in sorted(out.glob("*.safetensors")):
         # Texts stored in such a file come in any order; a run's model has only one.
         with safe_open(str(path), framework="pt") as file:

@@ -15,11 +15,14 @@ import pytest
 from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.build import build_federation
-from c2v_sim.sweep.__main__ import main, parse_settings
+from c2v_sim.sweep import __main__ as sweep_command
+from c2v_sim.sweep.__main__ import check_same, main, parse_settings
 from c2v_sim.sweep.estimate import Estimate, index_seconds
 from c2v_sim.sweep.file import read_sweep
 from c2v_sim.sweep.jobs import Job
 from c2v_sim.sweep.progress import SweepProgress
+from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.files import LOCK
 from c2v_sim.system.settings import Affects, values_affecting
 from c2v_sim.system.text import duration
 
@@ -134,6 +137,29 @@ def test_the_next_start_runs_only_what_is_missing(grid, capsys):
     assert re.search(
         "fedavg-wild  FAILED: round 1, .* is not finite; lower the learning rate", error
     )
+
+
+def test_a_sweep_killed_in_its_first_moment_begins_anew(tmp_path):
+    file, out = tmp_path / "seeds.toml", tmp_path / "out"
+    file.write_text(BASE + SEEDS)
+    out.mkdir()
+    for name in (LOCK, "sweep.toml.partial"):
+        (out / name).touch()
+    check_same(out, read_sweep(file))
+    (out / "a letter").touch()
+    with pytest.raises(ConfigError, match=r"is not empty and holds no sweep\.toml"):
+        check_same(out, read_sweep(file))
+
+
+def test_another_sweep_that_came_first_is_not_overwritten(grid, tmp_path, monkeypatch, capsys):
+    """It began and ended between the first look and the lock."""
+    out, file, _ = grid
+    before = (out / "sweep.toml").read_bytes()
+    looks = iter([lambda *_: None, check_same])
+    monkeypatch.setattr(sweep_command, "check_same", lambda *a: next(looks)(*a))
+    assert main([str(file), "--out", str(out), "--set", "rounds=4"]) == 2
+    assert "holds another sweep: rounds of cell" in capsys.readouterr().err
+    assert (out / "sweep.toml").read_bytes() == before
 
 
 def test_another_sweep_in_the_same_directory_is_refused(grid, tmp_path, capsys):

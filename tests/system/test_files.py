@@ -5,6 +5,7 @@ import sys
 import threading
 
 import pytest
+from filelock import FileLock
 
 from c2v_sim.system.errors import InUse
 from c2v_sim.system.files import LOCK, in_use, make_directory, replacing
@@ -49,6 +50,24 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         write()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_lock_that_its_last_holder_deleted_is_taken_anew(tmp_path, monkeypatch):
+    """Opened while another process held it, got after that one deleted it: it keeps nobody out."""
+    acquire, taken = FileLock.acquire, []
+
+    def too_late(lock):
+        acquire(lock)
+        taken.append(lock)
+        if len(taken) == 1:
+            (tmp_path / LOCK).unlink()
+
+    monkeypatch.setattr(FileLock, "acquire", too_late)
+    with in_use(tmp_path):
+        assert len(taken) == 2
+        with pytest.raises(InUse), in_use(tmp_path):
+            pass
+    assert not (tmp_path / LOCK).exists()
 
 
 def test_a_directory_in_use_is_refused_to_another_process(tmp_path):

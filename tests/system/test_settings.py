@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.parse import read_toml, to_toml
 from c2v_sim.system.settings import (
     PAPER,
     POSITIVE,
@@ -21,8 +22,6 @@ from c2v_sim.system.settings import (
     fixed,
     names_affecting,
     overlay,
-    read_toml,
-    to_toml,
     values_affecting,
     without_idle,
 )

