@@ -18,7 +18,7 @@ def why_not():
     """Why no namespaces can be made here; empty where they can."""
     if sys.platform != "linux" or shutil.which("ip") is None or shutil.which("unshare") is None:
         return "network namespaces need Linux with `ip` and `unshare`"
-    command = ["unshare", "--net", "--uts", "ip", "link", "add", "a", "type", "veth", "peer", "b"]
+    command = ["unshare", "--net", "--uts", "ip", "link", "add", "c2v0", "type", "veth"]
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode or not hasattr(ctypes.CDLL(None), "setns"):
         return f"network namespaces cannot be made here: {made.stderr.strip()}"
