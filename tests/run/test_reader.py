@@ -61,10 +61,10 @@ def test_a_line_that_was_cut_off_is_no_round_but_one_in_the_middle_is_damage(fin
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("manifest.json", "{", r"manifest\.json cannot be read"),
+        ("manifest.json", "{", r"manifest\.json is cut off or damaged"),
         ("manifest.json", '{"data": {}}', "'partition' is missing"),
         ("config.toml", "rounds =", r"config\.toml cannot be read"),
-        ("result.json", "", r"result\.json cannot be read"),
+        ("result.json", "", r"result\.json is cut off or damaged"),
         ("clients.npz", "no arrays", r"clients\.npz: cannot be read"),
     ],
 )

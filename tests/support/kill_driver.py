@@ -147,7 +147,8 @@ def killed_and_resumed(command: str, out: Path, points: list[tuple]) -> dict:
 
 
 def without_seconds(texts: dict) -> dict:
-    """The texts stored in a file; an index also says how long it took."""
+    """The texts stored in a file; an index and its training also say how long they took."""
+    texts = {name: text for name, text in texts.items() if name != "seconds"}
     if "provenance" not in texts:
         return texts
     about = json.loads(texts["provenance"])
