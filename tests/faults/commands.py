@@ -23,6 +23,7 @@ from c2v_sim.report.write import MARK
 from c2v_sim.run import __main__ as run
 from c2v_sim.sweep import __main__ as sweep
 from c2v_sim.sweep import jobs
+from c2v_sim.system.files import LOCK
 
 TINY = "--train-size 48 --test-size 16 --clients 4 --partition iid"
 RUN = f"{TINY} --model linear --participation 0.5 --rounds 3 --local-epochs 1 --batch-size 16"
@@ -71,7 +72,8 @@ def begin_or_resume(words: str) -> Callable[[Path], list[str]]:
 
 def bits_of_sweep(folder: Path) -> dict:
     out = folder / "out"
-    names = sorted(str(p.relative_to(out)) for p in [*out.glob("*"), *out.glob("cells/*")])
+    found = [*out.glob("*"), *out.glob("cells/*")]
+    names = sorted(str(p.relative_to(out)) for p in found if p.name != LOCK)  # harmless where it is
     tables = {p.name: COMMIT.sub("", p.read_text()) for p in out.glob("table.*")}
     cells = {}
     for cell in (p for p in (out / "cells").iterdir() if p.is_dir()):
@@ -136,13 +138,12 @@ def fork(work: Callable[[], int], log: int) -> int:
 class Forked:
     """A process of a sweep: the same function with the same words, without a new interpreter."""
 
-    def __init__(self, command: list[str], *, stdout, env, preexec_fn, **_: object) -> None:
+    def __init__(self, command: list[str], *, stdout, preexec_fn, **_: object) -> None:
         module = command.index("-m") + 1
 
         def work() -> int:
             os.setsid()
             preexec_fn()
-            os.environ.update(env)
             return MAINS[command[module]](command[module + 1 :])
 
         self.pid, self.code = fork(work, stdout.fileno()), None

@@ -62,7 +62,7 @@ def test_a_line_that_was_cut_off_is_no_round_but_one_in_the_middle_is_damage(fin
     ("name", "text", "message"),
     [
         ("manifest.json", "{", r"manifest\.json is cut off or damaged"),
-        ("manifest.json", '{"data": {}}', "'partition' is missing"),
+        ("manifest.json", '{"data": {}}', "data.name is missing"),
         ("config.toml", "rounds =", r"config\.toml cannot be read"),
         ("result.json", "", r"result\.json is cut off or damaged"),
         ("clients.npz", "no arrays", r"clients\.npz: cannot be read"),

@@ -76,20 +76,21 @@ def test_a_resume_drops_the_rows_that_it_trains_again(tmp_path, monkeypatch):
     check_same(out)
 
 
-def test_a_table_that_cannot_be_written_does_not_end_the_run(tmp_path, monkeypatch, capsys):
+def test_a_table_that_cannot_be_written_is_made_good_by_a_resume(tmp_path, monkeypatch, capsys):
     def full(path, text):
         raise OSError(28, "No space left on device", str(path))
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("c2v_sim.run.journal.run_directory.write_text", full)
-        assert run.main([*TINY.split(), "--out", str(out)]) == 0
+        assert run.main([*TINY.split(), "--out", str(out)]) == 1
     error = capsys.readouterr().err
     assert error.count("warning: cannot write") == 1
     last = error.splitlines()[-1]
-    assert last.startswith("c2v_sim: warning: training is done, but")
+    assert last.startswith("c2v_sim: error: training is done, but")
     assert "Not saved: rounds.csv" in last
     assert not (out / "rounds.csv").exists()
+    assert not (out / "result.json").exists()  # which would say that nothing is missing
     assert {p.name for p in (out / "checkpoints").iterdir()} == {"000004", "000005"}
     assert run.main(["--resume", str(out)]) == 0
     check_same(out)
