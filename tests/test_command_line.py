@@ -134,7 +134,13 @@ def test_a_real_process_begins_or_refuses_whatever_the_model_accepts(folder, rea
     [
         {},
         {"algorithm": "feddyn", "feddyn_alpha": 9, "lda": "per_class", "alpha": 2},
-        {"algorithm": "moon", "participation": 0.3, "augment": "crop-flip", "sampling": "size"},
+        {
+            "algorithm": "moon",
+            "participation": 0.3,
+            "augment": "crop-flip",
+            "improve": ["local"],
+            "sampling": "size",
+        },
         {"weight_decay": 1.8e198, "momentum": 0.95},  # not finite
         {"improve": ["local", "sampling"], "index": "class-prototypes", "lr": 5e-324},
     ],

@@ -40,13 +40,14 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     out.add_argument(
         "--beside-original",
         action="store_true",
-        help="train the plain algorithm as well, then compare: two runs in one directory",
+        help="train the plain algorithm as well, and compare",
     )
-    out.add_argument("--label", metavar="TEXT", help="what the outputs call these settings")
+    named = "what the outputs call these settings" if everything else argparse.SUPPRESS
+    out.add_argument("--label", metavar="TEXT", help=named)
     out.add_argument(
         "--tensorboard",
         action="store_true",
-        help=f"write event files for TensorBoard into <run directory>/{FOLDER}",
+        help=f"write event files into <run directory>/{FOLDER}",
     )
     out.add_argument(
         "--ranks", type=positive, metavar="N", help="processes that share the run (torchrun)"

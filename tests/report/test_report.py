@@ -212,7 +212,7 @@ def test_cells_that_never_began_alone_make_no_report(failed_cells, tmp_path, cap
         assert f"steered-2: {NO_INDEX}" in capsys.readouterr().err
     (tmp_path / "steered-2.failed").write_text("{")
     assert report.main([str(tmp_path), "-o", str(out)]) == 2
-    assert "steered-2.failed cannot be read" in capsys.readouterr().err
+    assert "steered-2.failed is cut off or damaged" in capsys.readouterr().err
     (tmp_path / "steered-2.toml").unlink()  # then it is no cell of a sweep
     assert report.main([str(tmp_path), "-o", str(out)]) == 2
     assert f"{tmp_path} is not a run directory" in capsys.readouterr().err

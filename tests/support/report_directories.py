@@ -22,7 +22,8 @@ ALGORITHMS = ("fedavg", "feddyn", "moon", "fedprox", "fedlc")
 TINY = ["--train-size", "600", "--test-size", "200", "--local-epochs", "1", "--batch-size", "16"]
 DOMAINS = ["--partition", "by-domain", "--clients-per-domain", "2", "--model", "linear"]
 DOMAINS += ["--participation", "0.4", "--rounds", "4"]
-MLP = ["--clients", "12", "--model", "mlp", "--participation", "0.25", "--rounds", "3"]
+MLP = ["--clients", "12", "--alpha", "0.5", "--model", "mlp"]
+MLP += ["--participation", "0.25", "--rounds", "3"]
 STEERED = ["--improve", "sampling", "aggregation", "local", "--index-epochs", "1"]
 STEERED += ["--index-dropout", "0", "--index-max-samples", "10"]
 RUNS = {
@@ -124,6 +125,7 @@ def write_run(
     data["domains"] = [f"domain {d}" for d in range(domains)]
     data["stand_in_for"] = "cifar10" if "standin" in name else None
     facts = template | {"data": data, "improve": list(config.improve), "seed": config.seed}
+    facts |= {"partition": template["partition"] | {"clients": config.clients}}
     facts |= {"encoder": "builtin" if config.improve else None, "index": None}
     (path / "manifest.json").write_text(json.dumps(facts | {"command": f"run {path.name}"}))
     tests = np.full(config.clients, 100)
@@ -144,7 +146,7 @@ def write_index(path: Path, counts: np.ndarray, rng: np.random.Generator) -> Non
     made = torch.from_numpy
     label = made((counts @ rng.normal(size=(10, 64))).astype(np.float32))
     feature = made(rng.normal(size=(len(counts), 64)).astype(np.float32)) + 0.02 * label
-    about = {"encoder": "builtin", "quality": {"label_spearman": 0.91}}
+    about = {"encoder": "builtin", "quality": {"label_spearman": 0.91}, "federation": {}}
     ClientIndex(feature, label, made(counts.sum(1)), made(counts), None, about).save(
         path / "index.safetensors"
     )

@@ -55,7 +55,7 @@ def test_a_file_and_flags_are_judged_together(tmp_path):
     given = parser().parse_args(["--config", str(file), "--algorithm", "feddyn"])
     config, label = settings_of(given)
     assert (config.algorithm, config.feddyn_alpha) == ("feddyn", 0.5)
-    assert label == "mine.toml, changed: algorithm"
+    assert label == "quick + mine.toml, changed: algorithm"
     file.write_text('rounds = "many"\n')
     with pytest.raises(ConfigError, match=r"mine.toml: rounds must be a whole number, got 'many'"):
         settings_of(parser().parse_args(["--config", str(file), "--rounds", "3"]))

@@ -173,9 +173,9 @@ def _text_hash(texts: Sequence[str]) -> str:
 
 
 def _read(path: Path | None, expected: dict[str, tuple[int, int]]) -> dict[str, Tensor] | None:
-    """What a cache file holds, if it is just that."""
-    tensors = tensor_file.read(path) if path else None
-    found = None if tensors is None else {name: tuple(t.shape) for name, t in tensors.items()}
+    """What a cache file holds, if it is just that, and the seconds that it took."""
+    tensors = (tensor_file.read(path) if path else None) or {}
+    found = {name: tuple(t.shape) for name, t in tensors.items() if name != SECONDS}
     return tensors if found == expected else None
 
 
