@@ -7,6 +7,7 @@ another number of classes, the classifier keeps its new weights and everything e
 import hashlib
 import pickle
 import struct
+import traceback
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import safetensors
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor, _weights_only_unpickler, nn
 
 from c2v_sim.system.text import in_bytes
 
@@ -24,6 +25,8 @@ DAMAGED = (
     *(pickle.UnpicklingError, safetensors.SafetensorError, struct.error, EOFError),
     *(RuntimeError, LookupError, ValueError, AssertionError, zipfile.BadZipFile),
 )
+# The same, where torch calls what it allows with whatever arguments the file has; else mistakes.
+OF_ARGUMENTS = (TypeError, AttributeError, OverflowError)
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,12 @@ def load_pretrained(model: nn.Module, path: str | Path) -> Pretrained:
     return Pretrained(path.name, digest, classifier)
 
 
+def _while_unpickling(error: Exception) -> bool:
+    """Whether an error came out of torch's reading of a pickle."""
+    places = traceback.extract_tb(error.__traceback__)
+    return any(place.filename == _weights_only_unpickler.__file__ for place in places)
+
+
 def read_state_dict(path: Path) -> dict[str, Tensor]:
     """The tensors of a file; nothing in it is executed."""
     try:
@@ -64,8 +73,10 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"pretrained: cannot read {path}: {error.strerror or error}") from error
-    except DAMAGED as error:
+    except (*DAMAGED, *OF_ARGUMENTS) as error:
         if "allocate memory" in str(error):  # torch's RuntimeError where Python has MemoryError
+            raise
+        if isinstance(error, OF_ARGUMENTS) and not _while_unpickling(error):
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(

@@ -84,6 +84,11 @@ class Anything:
     pass
 
 
+class TensorOfNothing:
+    def __reduce__(self):
+        return torch._utils._rebuild_tensor_v2, ()
+
+
 def test_unreadable_files_are_named(tmp_path):
     whole = saved(resnet8().state_dict(), tmp_path / "whole.pth")
     contents = {
@@ -92,6 +97,7 @@ def test_unreadable_files_are_named(tmp_path):
         "text.pth": b"hello",
         "text.safetensors": b"hello",
         "object.pth": pickle.dumps(Anything()),
+        "arguments.pth": saved(TensorOfNothing(), tmp_path / "arguments").read_bytes(),
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
