@@ -67,7 +67,7 @@ def compare(original: Run, improved: Run) -> JsonObject:
 
 def side(run: Run, target: float) -> JsonObject:
     """One run: its accuracies, its index, and when it was at least as accurate as `target`."""
-    result, index = Result(run.records), index_seconds(run)
+    result, index = Result(run.records), run.cost.index
     spent = itertools.accumulate(sum(r.seconds.values()) for r in run.records)
     by_round = zip(run.records, spent, strict=True)
     reached = next(((r.round, s) for r, s in by_round if (r.accuracy or 0.0) >= target), None)
@@ -81,12 +81,6 @@ def side(run: Run, target: float) -> JsonObject:
         "rounds_to_original_best": reached and reached[0],
         "seconds_to_original_best": needed,
     }
-
-
-def index_seconds(run: Run) -> float | None:
-    """What making the run's index took; 0 where it has none, None where nobody knows."""
-    about = run.manifest.get("index")
-    return about.get("seconds") if about else 0.0
 
 
 # ---- texts ----------------------------------------------------------------------------------

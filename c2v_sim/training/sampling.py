@@ -39,11 +39,6 @@ def rested(seed: int, t: int, sizes: np.ndarray, k: int) -> np.ndarray:
     return _rested_cohorts(seed, len(sizes), k).cohort(t)
 
 
-@functools.lru_cache(maxsize=4)
-def _rested_cohorts(seed: int, clients: int, k: int) -> "_RestedCohorts":
-    return _RestedCohorts(seed, clients, k)
-
-
 class _RestedCohorts:
     """All cohorts up to the last one asked for: each depends on those before."""
 
@@ -68,6 +63,9 @@ class _RestedCohorts:
         ).numpy()
         self.last[chosen] = t
         self.cohorts.append(chosen)
+
+
+_rested_cohorts = functools.lru_cache(maxsize=4)(_RestedCohorts)
 
 
 def rest_rounds(clients: int, k: int) -> int:
