@@ -84,7 +84,7 @@ class ClientIndex:
         return replace(self, provenance=provenance, **{other: getattr(self, other)[:, :0]})
 
     def shuffled(self, seed: int) -> "ClientIndex":
-        """A control: every vector belongs to some client, but not to the one it was made of."""
+        """A control: the vectors are dealt to the clients anew, at random."""
         order = torch.from_numpy(rng(seed, CONTROL).permutation(self.clients))
         provenance = self.provenance | {"shuffled": seed}
         parts = {name: getattr(self, name)[order] for name in PARTS}
@@ -162,8 +162,6 @@ class ClientIndex:
         except (KeyError, TypeError, ValueError) as error:  # parts that are missing or misshapen
             raise ValueError(f"the index {path} is damaged: {error}; build it anew") from error
         if federation is not None:
-            if "federation" not in index.provenance:
-                raise ValueError(f"the index {path} is damaged: it does not say what it is of")
             index.check(federation, allow_other=allow_other)
         return index
 
