@@ -1,7 +1,7 @@
 """The settings of a client index: one frozen dataclass that, with a federation, reproduces it.
 
-Each field is also a setting of a run, `index_<name>` there (config/); those that are `shared` are the
-run's own.
+Each field is also a setting of a run, `index_<name>` there (config/); those that are `shared` are
+the run's own.
 """
 
 import dataclasses
