@@ -4,7 +4,7 @@
 
 The two alternate, and the ratio is that of medians of CPU time. GFLOP/s are counted as those of a
 direct convolution, whatever was done; errors are Frobenius norms of the difference to float64,
-relative to that of the result. A layer that torch keeps (ops/convolution.py `pays`) is marked `torch`.
+relative to that of the result. Layers that torch keeps (`pays` in ops/convolution.py) are marked.
 """
 
 import argparse

@@ -19,6 +19,8 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
       "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("max_pool(Tensor x, bool relu) -> (Tensor, Tensor)");
+  m.def("max_pool_backward(Tensor grad_y, Tensor which, int height, int width) -> Tensor");
   m.def(
       "projection_orthogonality(Tensor z_p, Tensor index, bool cosine, bool with_grad) "
       "-> (Tensor, Tensor)");

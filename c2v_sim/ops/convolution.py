@@ -3,14 +3,15 @@
     y[n, k, i, j] = bias[k] + Σ x[n, c, i + r - padding, j + s - padding] w[k, c, r, s]
 
 x [N, C, H, W], w [K, C, T, T], T = 3 or 5, padding less than T. The native backend uses Winograd's
-minimal filtering (csrc/cpu/winograd.h): 2.25 times fewer products for 3×3 and 2.8 times fewer for
-5×5, forward and in both gradients. It works in channels_last: other tensors are copied into it,
-and y is channels_last.
+minimal filtering (csrc/cpu/winograd.h): 4 or 2.25 times fewer products for 3×3, by the size of the
+image, and 2.8 times fewer for 5×5, forward and in both gradients. It works in channels_last: other
+tensors are copied into it, and y is channels_last.
 
-Exactness. Rounding errors of F(2×2, 3×3) are those of torch's convolution, F(2×2, 5×5) has a few
-times more, below 1e-5 of the norm: the one exception to the rule that an operator's error is at
-most twice torch's (docs/kernels.md has the numbers). The choice of the method depends on
-shapes alone, so bits do not depend on lanes, ranks or load; they do depend on the kind of CPU.
+Exactness. Rounding errors of F(2×2, 3×3) are those of torch's convolution; F(4×4, 3×3) and
+F(2×2, 5×5) have a few times more, below 1e-5 of the norm: the one exception to the rule that an
+operator's error is at most twice torch's (docs/kernels.md has the numbers). The choice of the
+method depends on shapes alone, so bits do not depend on lanes, ranks or load; they do depend on the
+kind of CPU.
 """
 
 import torch
@@ -22,7 +23,7 @@ from c2v_sim.ops._loss import Context
 
 TAPS = (3, 5)
 # Measured by bench/convolutions.py: below, the transforms cost what the products gain.
-FEWEST_CHANNELS, CHANNEL_STEP, FEWEST_TILES = 32, 16, 24
+FEWEST_CHANNELS, CHANNEL_STEP, FEWEST_TILES = 16, 16, 24
 
 
 def convolution(

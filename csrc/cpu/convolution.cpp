@@ -27,14 +27,24 @@ const Kind& kind() {
   return chosen;
 }
 
-// How many tiles are worked on at a time. Few channels: as many as the second-level cache holds
-// (measured: bench/convolutions.py); where the transformed taps alone exceed it, so many that
-// reading them is repaid.
+int64_t tiles_of(const WinogradShape& s, int64_t out) {
+  return s.images * ((s.out_height() + out - 1) / out) * ((s.out_width() + out - 1) / out);
+}
+
+// Larger tiles need fewer products, unless they hang over the edge or are too few for the many taps.
+int64_t out_of(const WinogradShape& s) {
+  if (s.taps == 5) return 2;
+  const int64_t large = tiles_of(s, 4), small = tiles_of(s, 2);
+  return 36 * large <= 12 * small && large >= 64 ? 4 : 2;
+}
+
+// How many tiles are worked on at a time: as many as the second-level cache holds, and where the
+// transformed taps alone exceed it, so many that reading them is repaid (bench/convolutions.py).
 int64_t block_of(const WinogradShape& s, bool backward) {
-  constexpr int64_t kCache = 600 << 10, kFew = 36, kMany = 96, kWhole = 384;
-  const int64_t points = (s.taps + 1) * (s.taps + 1);
+  constexpr int64_t kCache = 600 << 10, kFew = 24, kMany = 96;
+  const int64_t points = (s.taps + s.out - 1) * (s.taps + s.out - 1);
   const int64_t taps = points * s.channels * s.filters * 4;
-  if (taps > kCache * 3) return backward ? kWhole : 2 * kMany;
+  if (taps > 3 * kCache) return backward ? 4 * kMany : 2 * kMany;
   const int64_t tile = points * (s.channels + s.filters + 32) * 4;
   return std::clamp(kCache / tile, kFew, kMany);
 }
@@ -53,8 +63,11 @@ float* space_of(int64_t floats) {
   return space.get();
 }
 
-WinogradShape shape_of(const Tensor& x, const Tensor& w, int64_t padding) {
-  return {x.size(0), x.size(2), x.size(3), x.size(1), w.size(0), w.size(2), padding};
+WinogradShape shape_of(const Tensor& x, const Tensor& w, int64_t padding, bool backward) {
+  WinogradShape s{x.size(0), x.size(2), x.size(3), x.size(1), w.size(0), w.size(2), padding, 0, 0};
+  s.out = out_of(s);
+  s.block = block_of(s, backward);
+  return s;
 }
 
 float* floats(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
@@ -68,24 +81,22 @@ Tensor images(const Tensor& like, int64_t n, int64_t height, int64_t width, int6
 }  // namespace
 
 Tensor convolution_cpu(Tensor x, Tensor w, std::optional<Tensor> bias, int64_t padding) {
-  const WinogradShape s = shape_of(x, w, padding);
+  const WinogradShape s = shape_of(x, w, padding, false);
   Tensor y = images(x, s.images, s.out_height(), s.out_width(), s.filters);
-  const int64_t block = block_of(s, false);
-  float* space = space_of(kind().workspace(s, block, false));
-  kind().forward(s, block, floats(x), floats(w), bias ? floats(*bias) : nullptr, floats(y), space);
+  float* space = space_of(kind().workspace(s, false));
+  kind().forward(s, floats(x), floats(w), bias ? floats(*bias) : nullptr, floats(y), space);
   return y;
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward_cpu(Tensor dy, Tensor x, Tensor w,
                                                             int64_t padding, bool need_x,
                                                             bool need_w, bool need_b) {
-  const WinogradShape s = shape_of(x, w, padding);
+  const WinogradShape s = shape_of(x, w, padding, true);
   Tensor dx = images(x, need_x ? s.images : 0, s.height, s.width, s.channels);
   Tensor dw = images(x, need_w ? s.filters : 0, s.taps, s.taps, s.channels);
   Tensor db = torch::stable::new_empty(x, {need_b ? s.filters : 0});
-  const int64_t block = block_of(s, true);
-  float* space = space_of(kind().workspace(s, block, true));
-  kind().backward(s, block, floats(dy), floats(x), floats(w), need_x ? floats(dx) : nullptr,
+  float* space = space_of(kind().workspace(s, true));
+  kind().backward(s, floats(dy), floats(x), floats(w), need_x ? floats(dx) : nullptr,
                   need_w ? floats(dw) : nullptr, need_b ? floats(db) : nullptr, space);
   return {dx, dw, db};
 }

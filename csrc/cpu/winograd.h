@@ -1,14 +1,13 @@
-// Convolutions of stride 1 by Winograd's minimal filtering, F(2×2, 3×3) and F(2×2, 5×5), with both
-// gradients. Images are [N, H, W, C], filters [K, taps, taps, C], all contiguous.
+// Convolutions of stride 1 by Winograd's minimal filtering, F(2×2, 3×3), F(4×4, 3×3), F(2×2, 5×5), with
+// both gradients. Images are [N, H, W, C], filters [K, taps, taps, C], all contiguous.
 //
-// Outputs are made in tiles of 2×2 from (taps + 1)² inputs. Transformed, a tile is a set of
-// (taps + 1)² points, and for each point the tiles of a block are one matrix product over the
-// channels:
+// Outputs are made in tiles of 2×2 or 4×4 from 4×4 or 6×6 inputs. Transformed, a tile is a set of as
+// many points, and for each point the tiles of a block are one matrix product over the channels:
 //     forward    M[t, k]  = Σc V[t, c] U[c, k]       V, U: inputs and taps transformed; y from M
 //     backward   dU[k, c] = Σt dM[t, k] V[t, c]      dM: the output's gradient transformed
 //                dV[t, c] = Σk dM[t, k] U[c, k]      dx from dV, where tiles overlap their sum
-// That is 2.25 (3×3) or 2.8 (5×5) times fewer products than the definition has. A block of tiles is
-// so small that V and M stay in the second-level cache. One thread does all of it, in a fixed order.
+// That is 2.25, 4 and 2.8 times fewer products than the definition has. A block of tiles is so small
+// that V and M stay in the second-level cache. One thread does all of it, in a fixed order.
 //
 // This file is compiled once for each kind of vector (winograd_avx2.cpp, winograd_avx512.cpp), which
 // defines WINOGRAD_NAMESPACE and WINOGRAD_FLOATS. Nothing of the standard library with a body is
@@ -80,9 +79,11 @@ struct Plan {
   int64_t u_point, v_point, m_point;          // from one point to the next
 
   // The length of a row avoids powers of two, which would share few places of the cache.
-  Plan(const WinogradShape& shape, int64_t block_of) : s(shape) {
-    high = (s.out_height() + 1) / 2, wide = (s.out_width() + 1) / 2, tiles = s.images * high * wide;
-    const int64_t blocks = (tiles + block_of - 1) / block_of;  // of equal size
+  explicit Plan(const WinogradShape& shape) : s(shape) {
+    high = (s.out_height() + Taps::kOut - 1) / Taps::kOut;
+    wide = (s.out_width() + Taps::kOut - 1) / Taps::kOut;
+    tiles = s.images * high * wide;
+    const int64_t blocks = (tiles + s.block - 1) / s.block;  // of equal size
     block = blocks ? (tiles + blocks - 1) / blocks : 1;
     channels = padded(s.channels), filters = padded(s.filters);
     v_row = channels + 16, m_row = filters + 16;
@@ -98,10 +99,11 @@ struct Plan {
 struct Corner {  // of a tile: its image, and the place of its first output
   int64_t image, y, x;
 };
-template <class P>
-Corner corner_of(const P& p, int64_t tile) {
+template <class Taps>
+Corner corner_of(const Plan<Taps>& p, int64_t tile) {
   const int64_t in_image = tile % (p.high * p.wide);
-  return {tile / (p.high * p.wide), in_image / p.wide * 2, in_image % p.wide * 2};
+  return {tile / (p.high * p.wide), in_image / p.wide * Taps::kOut,
+          in_image % p.wide * Taps::kOut};
 }
 
 // Bᵀ d B of the tiles from `first` on, into v [points, tiles, channels].
@@ -170,20 +172,20 @@ void add_input_gradients(const Plan<Taps>& p, const float* v, int64_t first, int
 template <class Taps>
 void transform_outputs(const Plan<Taps>& p, const float* m, const float* bias, int64_t first,
                        int64_t count, float* y) {
-  constexpr int side = Taps::kPoints;
+  constexpr int side = Taps::kPoints, outs = Taps::kOut;
   const int64_t height = p.s.out_height(), width = p.s.out_width(), filters = p.s.filters;
   for (int64_t t = 0; t < count; ++t) {
     const Corner at = corner_of(p, first + t);
     float* image = y + at.image * height * width * filters;
     for (int64_t k = 0; k < filters; k += kVec) {
-      Vec q[side * side], h[2 * side], out[4];
+      Vec q[side * side], h[outs * side], out[outs * outs];
       const float* from = m + t * p.m_row + k;
       for (int i = 0; i < side * side; ++i) q[i] = load(from + i * p.m_point);
       for (int j = 0; j < side; ++j) Taps::output(q + j, side, h + j, side);
-      for (int i = 0; i < 2; ++i) Taps::output(h + i * side, 1, out + 2 * i, 1);
+      for (int i = 0; i < outs; ++i) Taps::output(h + i * side, 1, out + outs * i, 1);
       const Vec add = bias ? load_some(bias + k, filters - k) : Vec{};
-      for (int i = 0; i < 4; ++i) {
-        const int64_t row = at.y + i / 2, column = at.x + i % 2;
+      for (int i = 0; i < outs * outs; ++i) {
+        const int64_t row = at.y + i / outs, column = at.x + i % outs;
         if (row >= height || column >= width) continue;
         store_some(image + (row * width + column) * filters + k, out[i] + add, filters - k);
       }
@@ -195,21 +197,22 @@ void transform_outputs(const Plan<Taps>& p, const float* m, const float* bias, i
 template <class Taps>
 void transform_output_gradients(const Plan<Taps>& p, const float* dy, int64_t first, int64_t count,
                                 float* m, float* sums) {
-  constexpr int side = Taps::kPoints;
+  constexpr int side = Taps::kPoints, outs = Taps::kOut;
   const int64_t height = p.s.out_height(), width = p.s.out_width(), filters = p.s.filters;
   std::memset(sums, 0, sizeof(float) * p.filters);
   for (int64_t t = 0; t < count; ++t) {
     const Corner at = corner_of(p, first + t);
     const float* image = dy + at.image * height * width * filters;
     for (int64_t k = 0; k < p.filters; k += kVec) {
-      Vec out[4], h[2 * side], q[side * side];
-      for (int i = 0; i < 4; ++i) {
-        const int64_t row = at.y + i / 2, column = at.x + i % 2;
+      Vec out[outs * outs], h[outs * side], q[side * side], sum = {};
+      for (int i = 0; i < outs * outs; ++i) {
+        const int64_t row = at.y + i / outs, column = at.x + i % outs;
         const float* from = image + (row * width + column) * filters + k;
         out[i] = row < height && column < width ? load_some(from, filters - k) : Vec{};
+        sum += out[i];
       }
-      store(sums + k, load(sums + k) + ((out[0] + out[1]) + (out[2] + out[3])));
-      for (int i = 0; i < 2; ++i) Taps::output_transposed(out + 2 * i, 1, h + i * side, 1);
+      store(sums + k, load(sums + k) + sum);
+      for (int i = 0; i < outs; ++i) Taps::output_transposed(out + outs * i, 1, h + i * side, 1);
       for (int j = 0; j < side; ++j) Taps::output_transposed(h + j, side, q + j, side);
       float* to = m + t * p.m_row + k;
       for (int i = 0; i < side * side; ++i) store(to + i * p.m_point, q[i]);
@@ -339,23 +342,27 @@ void backward(const Plan<Taps>& p, const float* dy, const float* x, const float*
   if (dw) transform_tap_gradients(p, du, dw);
 }
 
+// Calls f with the plan of the shape.
+template <class F>
+auto with_plan(const WinogradShape& s, const F& f) {
+  if (s.taps == 5) return f(Plan<F2x5>(s));
+  return s.out == 4 ? f(Plan<F4x3>(s)) : f(Plan<F2x3>(s));
+}
+
 }  // namespace
 
-int64_t workspace(const WinogradShape& s, int64_t block, bool is_backward) {
-  return s.taps == 3 ? Plan<Taps3>(s, block).floats(is_backward)
-                     : Plan<Taps5>(s, block).floats(is_backward);
+int64_t workspace(const WinogradShape& s, bool is_backward) {
+  return with_plan(s, [&](const auto& plan) { return plan.floats(is_backward); });
 }
 
-void run_forward(const WinogradShape& s, int64_t block, const float* x, const float* w,
-                 const float* bias, float* y, float* space) {
-  if (s.taps == 3) return forward(Plan<Taps3>(s, block), x, w, bias, y, space);
-  forward(Plan<Taps5>(s, block), x, w, bias, y, space);
+void run_forward(const WinogradShape& s, const float* x, const float* w, const float* bias, float* y,
+                 float* space) {
+  with_plan(s, [&](const auto& plan) { forward(plan, x, w, bias, y, space); });
 }
 
-void run_backward(const WinogradShape& s, int64_t block, const float* dy, const float* x,
-                  const float* w, float* dx, float* dw, float* db, float* space) {
-  if (s.taps == 3) return backward(Plan<Taps3>(s, block), dy, x, w, dx, dw, db, space);
-  backward(Plan<Taps5>(s, block), dy, x, w, dx, dw, db, space);
+void run_backward(const WinogradShape& s, const float* dy, const float* x, const float* w, float* dx,
+                  float* dw, float* db, float* space) {
+  with_plan(s, [&](const auto& plan) { backward(plan, dy, x, w, dx, dw, db, space); });
 }
 
 }  // namespace WINOGRAD_NAMESPACE

@@ -51,7 +51,7 @@ def errors(x, w, bias, padding, backend):
 @pytest.mark.parametrize("channels", [1, 7, 15, 16, 17, 32, 33])
 @pytest.mark.parametrize("filters", [1, 8, 13, 16, 31, 48])
 def test_values_and_gradients_at_all_edges_of_blocks(taps, padding, channels, filters):
-    for n, side in ((1, (5, 5)), (2, (6, 9)), (3, (8, 7))):
+    for n, side in ((1, (5, 5)), (2, (6, 9)), (17, (8, 7))):
         x, w, bias = problem(n, side, channels, filters, taps)
         assert max(errors(x, w, bias, padding, "native")) < LIMIT
 
@@ -81,11 +81,11 @@ def test_any_shape(sizes, taps, padding):
     [(50, 16, 32, 3, 1), (25, 8, 256, 3, 1), (25, 4, 512, 3, 1), (50, 14, 32, 5, 0)],
 )
 def test_the_error_of_whole_layers(n, side, channels, taps, padding):
-    """3×3 is at most twice as far from float64 as torch; 5×5 stays below the limit."""
+    """F(2×2, 3×3) is at most twice as far from float64 as torch; others are below the limit."""
     x, w, bias = problem(n, (side, side), channels, 64, taps)
     ours, torchs = (errors(x, w, bias, padding, backend) for backend in ("native", "torch"))
     for mine, others in zip(ours, torchs, strict=True):
-        assert mine < (2 * others + 1e-8 if taps == 3 else LIMIT)
+        assert mine < (2 * others + 1e-8 if side == 4 else LIMIT)
 
 
 @native
@@ -228,7 +228,7 @@ def test_other_types_and_few_tiles_stay_with_torch(monkeypatch):
     assert not pays(x.double(), 64, 64, 3, 1)
     assert not pays(x[:1, :, :4, :4], 64, 64, 3, 1)
     assert not pays(x, 64, 24, 3, 1)
-    assert not pays(x, 16, 64, 3, 1)
+    assert not pays(x, 8, 64, 3, 1)
     assert not pays(x, 64, 64, 7, 3)
     monkeypatch.setattr(module._operator, "native_keys", set())
     assert not pays(x, 64, 64, 3, 1)
