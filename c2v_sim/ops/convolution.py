@@ -3,7 +3,7 @@
     y[n, k, i, j] = bias[k] + Σ x[n, c, i + r - padding, j + s - padding] w[k, c, r, s]
 
 x [N, C, H, W], w [K, C, T, T], T = 3 or 5, padding less than T. The native backend uses Winograd's
-minimal filtering (csrc/cpu/winograd.h): 4 or 2.25 times fewer products for 3×3, by the size of the
+minimal filtering (csrc/cpu/winograd/): 4 or 2.25 times fewer products for 3×3, by the size of the
 image, and 2.8 times fewer for 5×5, forward and in both gradients. It works in channels_last: other
 tensors are copied into it, and y is channels_last.
 

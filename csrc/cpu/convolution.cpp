@@ -1,7 +1,7 @@
 // convolution, convolution_backward: stride 1, 3×3 or 5×5, channels_last. The work is done by
-// winograd.h, for the vectors that this CPU has.
+// winograd/passes.h, for the vectors that this CPU has.
 #include "../ops.h"
-#include "winograd_shape.h"
+#include "winograd/shape.h"
 
 #include <memory>
 #include <optional>

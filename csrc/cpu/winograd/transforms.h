@@ -7,7 +7,7 @@
 // transposed maps.
 //
 // Each function reads elements that lie `from` apart and writes elements that lie `to` apart.
-// Included by winograd.h only, once per kind of vector.
+// Included by passes.h only, once per kind of vector.
 
 struct F2x3 {
   static constexpr int kOut = 2, kTaps = 3, kPoints = 4;

@@ -3,5 +3,5 @@
 #pragma GCC target("avx512f,avx512vl,avx512dq,avx512bw,prefer-vector-width=512")
 #define WINOGRAD_NAMESPACE avx512
 #define WINOGRAD_FLOATS 16
-#include "winograd.h"
+#include "passes.h"
 #endif

@@ -1,4 +1,4 @@
-// The sizes of a convolution of stride 1, and the functions that winograd.h has for each kind of
+// The sizes of a convolution of stride 1, and the functions that passes.h has for each kind of
 // vector.
 #pragma once
 

@@ -9,10 +9,10 @@
 // That is 2.25, 4 and 2.8 times fewer products than the definition has. A block of tiles is so small
 // that V and M stay in the second-level cache. One thread does all of it, in a fixed order.
 //
-// This file is compiled once for each kind of vector (winograd_avx2.cpp, winograd_avx512.cpp), which
+// This file is compiled once for each kind of vector (avx2.cpp, avx512.cpp), which
 // defines WINOGRAD_NAMESPACE and WINOGRAD_FLOATS. Nothing of the standard library with a body is
 // used: the linker could take its AVX-512 code for all.
-#include "winograd_shape.h"
+#include "shape.h"
 
 #include <cstring>
 
@@ -66,8 +66,8 @@ inline void store_some(float* to, Vec v, int64_t count) {
   for (int i = 0; i < count; ++i) to[i] = v[i];
 }
 
-#include "winograd_products.h"
-#include "winograd_transforms.h"
+#include "products.h"
+#include "transforms.h"
 
 // What both passes need to know, and where the parts of the workspace lie.
 template <class Taps>

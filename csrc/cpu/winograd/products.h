@@ -1,4 +1,4 @@
-// Small matrix products for winograd.h: C (+)= A B, where B has panels of up to 2 vectors.
+// Small matrix products for passes.h: C (+)= A B, where B has panels of up to 2 vectors.
 //
 // The sums of kRows × 2 vectors stay in registers: 24 of the 32 that AVX-512 has, 12 of AVX2's 16.
 // A sum that is added to what is there begins at zero and is added once, at its end: the rounding
