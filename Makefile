@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 # The version that everything is tested with. A machine with its own choice: make TORCH=torch==…
 TORCH  ?= torch==2.13.0
-SOURCES := pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.*)
+SOURCES := pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 # pip hides what a build prints, so whether the native operators are there is said here.
 SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missing as why; \
 	print("c2v_sim: native operators", "are missing: " + why if why else "are built")'

@@ -17,6 +17,7 @@ from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model, logits
+from c2v_sim.models.convolutions import take_over_convolutions
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.simulator.classifier_index import classifier_width
 from c2v_sim.simulator.objective import Regularised
@@ -64,6 +65,8 @@ def assemble(
             )
             grows = config.index == "local-model-weights"
             objective = Regularised(algorithm, regulariser, index_grows=grows)
+    if config.conv == "auto":
+        take_over_convolutions(whole)
     return Assembled(whole, pretrained, objective)
 
 
