@@ -49,8 +49,8 @@ steered = { improve = ["sampling"] }
 """
 MAINS = {"c2v_sim.run": run.main, "c2v_sim.index": index.main}
 OLDER = "an older report"
-# Of the sources, which somebody may be editing while the driver runs.
-COMMIT = re.compile(r"(Commit|The cells differ in their commit): [^\n\"]*")
+# Notes of a table on the sources, which somebody may be editing meanwhile, and on the clock.
+PASSING = re.compile(r"(Commit|The cells differ in their commit|Time): [^\n\"]*")
 WRITTEN = re.compile(r"Written by c2v_sim.report on [^.]*\.")
 
 
@@ -74,7 +74,7 @@ def bits_of_sweep(folder: Path) -> dict:
     out = folder / "out"
     found = [*out.glob("*"), *out.glob("cells/*")]
     names = sorted(str(p.relative_to(out)) for p in found if p.name != LOCK)  # harmless where it is
-    tables = {p.name: COMMIT.sub("", p.read_text()) for p in out.glob("table.*")}
+    tables = {p.name: PASSING.sub("", p.read_text()) for p in out.glob("table.*")}
     cells = {}
     for cell in (p for p in (out / "cells").iterdir() if p.is_dir()):
         # Without its newest checkpoint a run that is done can still go on from the one before.
