@@ -29,7 +29,7 @@ TINY = "--train-size 48 --test-size 16 --clients 4 --partition iid"
 RUN = f"{TINY} --model linear --participation 0.5 --rounds 3 --local-epochs 1 --batch-size 16"
 RUN += " --lanes 1 --checkpoint-every 1 --algorithm feddyn --improve sampling aggregation"
 RUN += " --index-epochs 1 --index-hidden 8 --index-dropout 0 --index-max-samples 2"
-RUN += " --index-threads 1"
+RUN += " --index-threads 1 --state-memory 0.000001"  # client rows go to a file
 INDEX = f"{TINY} --epochs 1 --hidden 8 --threads 1 --batch-size 4 --max-samples 2"
 SWEEP = """
 [base]
