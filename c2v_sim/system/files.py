@@ -41,8 +41,10 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         temporary.replace(path)
         if not shared:  # a cache that a power failure takes away is made anew
             flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error says more
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _writer(shared: bool) -> str:
