@@ -35,7 +35,7 @@ ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EACCES": errno.EACCES}
 FULL, KILLED = "full from here", "killed"
 ERRORS |= {FULL: errno.ENOSPC, KILLED: 0}
 SENTENCE = re.compile(f"^({re.escape(ERROR)}|failed: )", re.MULTILINE)  # of a command, of cells
-SECONDS = 200  # after which a command is taken to hang
+SECONDS = 900  # after which a command is taken to hang, also on a busy machine
 TRIED = "tried.jsonl"
 MINE = {"mine.txt": "a note", "data/own.npz": "own data"}
 
