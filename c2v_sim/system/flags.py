@@ -25,7 +25,9 @@ class Parser(argparse.ArgumentParser):
         super().error(one_line(message))
 
 
-def new_parser(whole: Callable[[], Parser], prog: str, description: str, usage: str) -> Parser:
+def new_parser(
+    whole: Callable[[], argparse.ArgumentParser], prog: str, description: str, usage: str
+) -> argparse.ArgumentParser:
     """A parser with the options for help; `whole` makes the one that describes everything."""
     out = Parser(prog, usage, description, formatter_class=Layout, add_help=False)
     out.add_argument("-h", "--help", action="help", help="show the common settings and stop")
@@ -56,7 +58,10 @@ class HelpAll(argparse.Action):
 
 
 def add_flags(
-    parser: Parser, settings: Collection[Setting], defaults: Mapping[str, object], everything: bool
+    parser: argparse.ArgumentParser,
+    settings: Collection[Setting],
+    defaults: Mapping[str, object],
+    everything: bool,
 ) -> None:
     """A flag per setting, in a group per section; all of them or only the common ones are shown."""
     for title in dict.fromkeys(setting.section for setting in settings):
