@@ -92,3 +92,30 @@ def test_every_dependency_has_a_lower_bound_that_make_oldest_installs():
     assert len(pins) == len(project["dependencies"])
     assert all(re.fullmatch(r"[\w.-]+==[\d.]+", pin) for pin in pins)
     assert "torch==2.13" not in pins  # the one that is installed first, by its exact version
+
+
+SAFE = {"name": "numpy", "version": "2.0", "vulns": []}
+HOLED = {"name": "requests", "version": "2.0", "vulns": [{"id": "CVE-2018-18074"}]}
+UNKNOWN = {"name": "scipy", "skip_reason": "Dependency not found on PyPI: scipy (1.17.1)"}
+OWN = {"name": "torch", "skip_reason": "Dependency not found on PyPI: torch (2.13.0+cpu)"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "said"),
+    [
+        ([SAFE, OWN], 0, ["1 packages looked up, 0 vulnerable", "in no database: torch"]),
+        ([SAFE, HOLED], 1, ["2 packages looked up, 1 vulnerable", "requests 2.0: CVE-2018-18074"]),
+        (
+            [UNKNOWN],
+            1,
+            [
+                "0 packages looked up, 0 vulnerable",
+                "NOT looked up: scipy (Dependency not found on PyPI: scipy (1.17.1))",
+            ],
+        ),
+    ],
+)
+def test_what_was_not_looked_up_is_not_called_clean(packages, code, said):
+    from audit import verdict
+
+    assert verdict(packages) == (code, said)
