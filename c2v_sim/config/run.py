@@ -16,6 +16,7 @@ from c2v_sim.config.improvements import ImprovementSettings
 from c2v_sim.config.machine import MachineSettings
 from c2v_sim.config.training import TrainingSettings
 from c2v_sim.data.load import DATASETS
+from c2v_sim.data.weights import check_weights
 from c2v_sim.index import config as index_config
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.system import settings
@@ -37,6 +38,7 @@ class RunConfig(  # a dataclass has the fields of its last base first
             )
         if (self.train_size or self.test_size) and self.dataset != "shapes":
             raise ConfigError(f"train_size and test_size are for shapes, not {self.dataset}")
+        check_weights(self.pretrained, self.model, self.norm)
         self.check_index(self.sampling)
 
     @property

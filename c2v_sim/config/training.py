@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.data.load import DATASETS
+from c2v_sim.data.weights import KNOWN
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.system.settings import PAPER, POSITIVE, Affects, Section
 from c2v_sim.training.sampling import SAMPLERS
@@ -26,7 +27,9 @@ class TrainingSettings:
         "batch", "normalisation of the residual networks and mobilenetv2", PACE | MEMORY, NORMS
     )
     pretrained: str = of_model(
-        "", "state-dict file (.pth, .safetensors) that the model starts from", told=PAPER
+        "",
+        f"weights that the model starts from: a state-dict file, or {' or '.join(KNOWN)}",
+        told=PAPER,
     )
     algorithm: str = of_training(
         "fedavg", "federated algorithm", PACE | MEMORY, ALGORITHMS, common=True

@@ -124,7 +124,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
     lines += [f"  {line}"] if (line := few_tested(simulator)) else []
     if simulator.pretrained is not None:
         start = simulator.pretrained
-        lines.append(f"  starts from {start.file}; classifier {start.classifier}")
+        lines.append(f"  starts from {start.file} ({start.source}); classifier {start.classifier}")
     if simulator.device.type == "cpu" and native_missing:
         lines.append(f"  torch references run instead of the native operators: {native_missing}")
     print("\n".join(lines), file=sys.stderr, flush=True)

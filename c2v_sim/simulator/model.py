@@ -14,6 +14,7 @@ from c2v_sim.algorithms.local_regulariser import LocalRegulariser, add_projectio
 from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.text_windows import Windows
+from c2v_sim.data.weights import weights_file
 from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model, logits
@@ -85,7 +86,9 @@ def base_model(
         )
     except ValueError as error:
         raise ValueError(f"{error}. {how_samples_come(dataset)}") from error
-    return model, load_pretrained(model, config.pretrained) if config.pretrained else None
+    if not config.pretrained:
+        return model, None
+    return model, load_pretrained(model, *weights_file(config.pretrained, config.data_dir))
 
 
 def check_output(model: nn.Module, dataset: Dataset, sample: Tensor) -> None:
