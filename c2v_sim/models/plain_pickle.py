@@ -6,6 +6,7 @@ one that reads a storage out of bytes. These, in forms that only build tensors, 
 
 import io
 import pickle
+import pickletools
 from collections import OrderedDict
 
 import torch
@@ -36,9 +37,17 @@ class TensorUnpickler(pickle.Unpickler):
         return self._allowed[module, name]
 
 
+def check_claims(content: bytes) -> None:
+    """Refuse a pickle that asks for more memory than it has bytes (lengths pickletools checks)."""
+    for opcode, argument, _ in pickletools.genops(content):
+        if opcode.name.endswith("PUT") and (argument or 0) > len(content):
+            raise ValueError(f"a memo of {argument} entries")
+
+
 def read_plain_pickle(content: bytes) -> object:
     """What the pickle holds; ValueError where it is damaged or holds anything but tensors."""
     try:
+        check_claims(content)
         return TensorUnpickler(io.BytesIO(content)).load()
     except (OSError, MemoryError):
         raise
