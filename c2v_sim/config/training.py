@@ -38,11 +38,15 @@ class TrainingSettings:
     participation: float = of_training(
         0.1, "share of the clients in a round", PACE | MEMORY, above=0.0, most=1.0, common=True
     )
+    cohort: int = of_training(
+        0, "clients in a round, as a number; 0: by participation", PACE | MEMORY, least=0
+    )
     local_epochs: int = of_training(5, "epochs per client and round", WORK, least=1, common=True)
     batch_size: int = of_training(128, "samples per step", PACE | MEMORY, least=1, common=True)
     lr: float = of_training(0.01, "learning rate of local SGD", common=True, **POSITIVE)
     momentum: float = of_training(0.0, "momentum of local SGD", least=0.0, below=1.0)
     weight_decay: float = of_training(5e-5, "weight decay of local SGD", least=0.0)
+    shuffle: bool = of_training(True, "a client's samples in a new order in every epoch")
     augment: str = of_images(
         "none", "training-image augmentation, on the device", PACE, AUGMENTATIONS
     )
@@ -50,5 +54,5 @@ class TrainingSettings:
         "uniform", "who takes part, where no index decides", choices=SAMPLERS
     )
     eval_every: int = of_training(
-        1, "rounds between evaluations; the last is always one", WORK, least=1
+        1, "rounds between evaluations, of which the last is one; 0: none", WORK, least=0
     )

@@ -42,13 +42,12 @@ def write_results(
     dataset = simulator.federation.dataset.name
     facts = {"dataset": dataset, "model": simulator.config.model, "round": simulator.round}
     about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
-    if simulator.client_accuracy is None:  # resumed after its last round
-        simulator.evaluate()
     text = to_json(summary(simulator, result, cost_so_far(path, result.records)))
-    picture = accuracy_figure(result, figure_title(dataset, simulator.config))
+    title = figure_title(dataset, simulator.config)
+    picture = accuracy_figure(result, title) if result.evaluated else None
     writers: dict[str, Callable[[Path], object]] = {
         MODEL: lambda file: tensor_file.save(file, simulator.global_model(), about),
-        PICTURE: lambda file: write_atomically(file, lambda p: picture.savefig(p, format="png")),
+        PICTURE: lambda file: picture and write_atomically(file, saved_as_png(picture)),
         RESULT: lambda file: write_text(file, text),
     }
     failed: dict[str, OSError] = {}
@@ -62,6 +61,10 @@ def write_results(
     return failed
 
 
+def saved_as_png(picture: Figure) -> Callable[[Path], None]:
+    return lambda path: picture.savefig(path, format="png")
+
+
 def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, object]:
     best, final = result.best, result.final
     accuracies = simulator.client_accuracy
@@ -72,7 +75,7 @@ def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, objec
         "clients": simulator.federation.partition.clients,
         "tested_clients": simulator.federation.tested,
         "best_accuracy": best.accuracy,
-        "best_round": best.round,
+        "best_round": best.round if result.evaluated else None,
         "final_accuracy": final.accuracy,
         "final_accuracy_weighted": final.accuracy_weighted,
         "final_accuracy_worst10": final.accuracy_worst10,
