@@ -117,11 +117,16 @@ def how_samples_come(dataset: Dataset) -> str:
     x = dataset.x_train
     if isinstance(x, Windows):
         return f"Text reaches a model as symbol numbers [B, {x.shape[1]}]"
-    if x.dtype == torch.uint8:
+    if x.dtype == torch.int32:
+        return (
+            f"Integer sequences [N, {x.shape[1]}] reach a model as symbol numbers, int64 "
+            f"[B, {x.shape[1]}]; features must be floats"
+        )
+    if x.dtype == torch.uint8 and x.ndim == 4:
         return "Images uint8 [N, H, W, C] reach a model as float32 [B, C, H, W]"
     return (
-        f"Float features [N, {', '.join(map(str, x.shape[1:]))}] reach a model as they are; "
-        "images must be uint8 [N, H, W, C]"
+        f"Features [N, {', '.join(map(str, x.shape[1:]))}] reach a model as floats of "
+        "the same value; images must be uint8 [N, H, W, C]"
     )
 
 
