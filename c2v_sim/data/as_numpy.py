@@ -26,8 +26,7 @@ def as_numpy(name: str, array: Array) -> np.ndarray:
         return array.numpy()
     if hasattr(array, "to_numpy"):
         return _table(name, array) if hasattr(array, "columns") else _texts(array.to_numpy())
-    listed = isinstance(array, (list, tuple)) and len(array) > 0
-    if listed and all(isinstance(item, torch.Tensor) for item in array):
+    if isinstance(array, (list, tuple)) and any(isinstance(a, torch.Tensor) for a in array):
         array = [as_numpy(name, item) for item in array]
     try:
         return _texts(np.asarray(array))

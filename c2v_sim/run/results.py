@@ -34,7 +34,7 @@ ORIGINAL_CURVE: dict[str, Any] = {
 def write_results(
     path: Path, simulator: Simulator, result: Result, *, recorded: bool = True
 ) -> dict[str, OSError]:
-    """Write the three files; those that could not be written, and why.
+    """Write the files (no picture without accuracies); those that could not be written, and why.
 
     The summary comes last, and only if the others and the records of all rounds (`recorded`) are
     on disk: where it is, the directory is complete, and a sweep has no reason to come back.
@@ -43,13 +43,14 @@ def write_results(
     facts = {"dataset": dataset, "model": simulator.config.model, "round": simulator.round}
     about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
     text = to_json(summary(simulator, result, cost_so_far(path, result.records)))
-    title = figure_title(dataset, simulator.config)
-    picture = accuracy_figure(result, title) if result.evaluated else None
     writers: dict[str, Callable[[Path], object]] = {
         MODEL: lambda file: tensor_file.save(file, simulator.global_model(), about),
-        PICTURE: lambda file: picture and write_atomically(file, saved_as_png(picture)),
-        RESULT: lambda file: write_text(file, text),
     }
+    if result.evaluated:
+        picture = accuracy_figure(result, figure_title(dataset, simulator.config))
+        png = saved_as_png(picture)
+        writers[PICTURE] = lambda file: write_atomically(file, png)
+    writers[RESULT] = lambda file: write_text(file, text)
     failed: dict[str, OSError] = {}
     for name, write in writers.items():
         try:
