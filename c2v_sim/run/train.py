@@ -43,8 +43,8 @@ def execute(
             go_on(journal.out, simulator)
         show_start(simulator, journal.out, label)
         train(simulator, journal)
-        if simulator.client_accuracy is None:  # resumed after its last round
-            simulator.evaluate()
+        if simulator.client_accuracy is None and simulator.config.eval_every:
+            simulator.evaluate()  # it was resumed after its last round
         return finish(journal, label, pair) if ranks.is_first() else 0
     except (CheckpointError, ConfigError) as error:
         return fail(2, str(error))

@@ -18,7 +18,6 @@ from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
 from c2v_sim.training.memory import check_fits, lane_bytes
 from c2v_sim.training.optimisers import Sgd
-from c2v_sim.training.sampling import cohort_size
 from c2v_sim.training.stacked import stackable
 
 
@@ -42,6 +41,7 @@ def local_training(config: RunConfig) -> LocalTraining:
         optimiser=Sgd(config.lr, config.momentum, config.weight_decay),
         seed=config.seed,
         augment=config.augment == "crop-flip",
+        shuffle=config.shuffle,
     )
 
 
@@ -98,5 +98,5 @@ def trains_stacked(federation: Federation, config: RunConfig) -> bool:
     data, _ = resident_data(federation.dataset, torch.device("cpu"))
     algorithm = ALGORITHMS[config.algorithm](config)
     built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
-    cohort = cohort_size(config.participation, federation.partition.clients)
+    cohort = config.cohort_of(federation.partition.clients)
     return stackable(built.model, local_training(config), built.objective, cohort)

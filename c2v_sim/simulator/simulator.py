@@ -38,7 +38,7 @@ from c2v_sim.system.machine import choose_device, deterministic
 from c2v_sim.training.aggregation import shares
 from c2v_sim.training.client_rows import lent
 from c2v_sim.training.cohort import OnClient, dealt, train_cohort
-from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort, cohort_size
+from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort
 from c2v_sim.training.stacked import stackable, train_stacked
 
 
@@ -72,7 +72,7 @@ class Simulator:
         self.algorithm = algorithm or ALGORITHMS[config.algorithm](config)
         self.device = choose_device(config.device)
         self.stop = threading.Event()  # set it to end `rounds` after the steps in flight
-        self.cohort_size = cohort_size(config.participation, federation.partition.clients)
+        self.cohort_size = config.cohort_of(federation.partition.clients)
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
         self.index = index if config.needs_client_index else None
         width = None if self.index is None else self.index.feature.shape[1]
@@ -188,8 +188,7 @@ class Simulator:
             weights = self._weights(clients, similarity)
             self._aggregate(t, clients, weights, similarity)
         with clock("evaluate"):
-            due = t % self.config.eval_every == 0 or t == self.config.rounds
-            result = self.evaluate() if due else None
+            result = self.evaluate() if self.config.evaluates(t) else None
         return make_record(
             dataset=self.federation.dataset.name,
             t=t,

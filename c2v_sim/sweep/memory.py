@@ -17,7 +17,6 @@ from c2v_sim.simulator.model import assemble
 from c2v_sim.sweep.file import Cell
 from c2v_sim.system.settings import Affects, values_affecting
 from c2v_sim.training.memory import lane_bytes
-from c2v_sim.training.sampling import cohort_size
 
 PROCESS = 450_000_000  # bytes of Python with torch, measured
 ROWS = {"feddyn": 1, "moon": 1}  # rows that each client keeps
@@ -58,7 +57,7 @@ def expected_bytes(config: RunConfig, dataset: Dataset) -> int:
     row = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     lane = lane_bytes(model, lambda: logits(model, x), len(x), config.batch_size)
     clients = config.clients_per_domain * len(dataset.domain_names) or config.clients or 100
-    cohort = cohort_size(config.participation, clients)
+    cohort = config.cohort_of(clients)
     states = ROWS.get(config.algorithm, 0) * min(clients, config.rounds * cohort)
     samples = sum(getattr(part, "nbytes", 0) for part in (dataset.x_train, dataset.x_test))
     embeddings = 4 * WIDTH * len(dataset.y_train) if config.needs_client_index else 0
