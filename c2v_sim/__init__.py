@@ -34,6 +34,7 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.run.presets import preset
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.training.samplers import Sampler
 
 __all__ = [
     "Algorithm",
@@ -45,6 +46,7 @@ __all__ = [
     "Result",
     "RoundRecord",
     "RunConfig",
+    "Sampler",
     "Simulator",
     "build_index",
     "load_dataset",

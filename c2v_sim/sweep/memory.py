@@ -20,7 +20,7 @@ from c2v_sim.training.memory import lane_bytes
 from c2v_sim.training.sampling import cohort_size
 
 PROCESS = 450_000_000  # bytes of Python with torch, measured
-ROWS = {"feddyn": 1, "moon": 1}  # rows that each client keeps
+ROWS = {"feddyn": 1, "moon": 1, "scaffold": 1}  # rows that each client keeps
 
 
 def data_key(config: RunConfig) -> tuple:
