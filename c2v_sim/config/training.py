@@ -46,7 +46,7 @@ class TrainingSettings:
         "none", "training-image augmentation, on the device", PACE, AUGMENTATIONS
     )
     sampling: str = of_training(
-        "uniform", "who takes part, where no index decides", MEMORY, SAMPLERS
+        "uniform", "who takes part, where no index decides", WORK | MEMORY, SAMPLERS
     )
     power_of_choice_candidates: int = of_power_of_choice(
         0, "clients whose loss is asked for; 0: twice the cohort", WORK, least=0
