@@ -7,7 +7,7 @@ from c2v_sim.data.load import DATASETS
 from c2v_sim.data.weights import KNOWN
 from c2v_sim.models import MODELS, NORMED_MODELS, NORMS
 from c2v_sim.system.settings import PAPER, POSITIVE, Affects, Section
-from c2v_sim.training.sampling import SAMPLERS
+from c2v_sim.training.samplers import SAMPLERS
 
 RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
 AUGMENTATIONS = ("none", "crop-flip")
@@ -15,6 +15,8 @@ AUGMENTATIONS = ("none", "crop-flip")
 of_model = Section("model", RESULT)
 of_norm = of_model.needing(model=NORMED_MODELS)
 of_training = Section("training", RESULT)
+of_power_of_choice = of_training.needing(sampling="power-of-choice")
+of_last_updates = of_training.needing(sampling=("clustered-similarity", "divfl"))
 of_images = of_training.needing(dataset=[name for name in DATASETS if not DATASETS[name].text])
 
 
@@ -51,7 +53,13 @@ class TrainingSettings:
         "none", "training-image augmentation, on the device", PACE, AUGMENTATIONS
     )
     sampling: str = of_training(
-        "uniform", "who takes part, where no index decides", choices=SAMPLERS
+        "uniform", "who takes part, where no index decides", WORK | MEMORY, SAMPLERS
+    )
+    power_of_choice_candidates: int = of_power_of_choice(
+        0, "clients whose loss is asked for; 0: twice the cohort", WORK, least=0
+    )
+    update_sketch: int = of_last_updates(
+        0, "numbers kept of a client's last update; 0: the whole", MEMORY, least=0
     )
     eval_every: int = of_training(
         1, "rounds between evaluations, of which the last is one; 0: none", WORK, least=0

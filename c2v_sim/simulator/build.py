@@ -18,6 +18,7 @@ from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
 from c2v_sim.training.memory import check_fits, lane_bytes
 from c2v_sim.training.optimisers import Sgd
+from c2v_sim.training.samplers import Sampler
 from c2v_sim.training.stacked import stackable
 
 
@@ -51,6 +52,7 @@ def build_training(
     data: ResidentData,
     built: Assembled,
     cohort: int,
+    sampler: Sampler,
     stop: threading.Event,
 ) -> CohortTraining:
     """Arenas and lanes for cohorts of `cohort` clients; refused where they do not fit in memory."""
@@ -72,7 +74,7 @@ def build_training(
         samples=federation.partition.train,
         local=local_training(config),
         objective=built.objective,
-        only_averaged=only_averaged(built.objective),
+        only_averaged=only_averaged(built.objective) and not sampler.needs_rows,
     )
 
 
