@@ -25,7 +25,8 @@ from c2v_sim.data.federation import Federation
 from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.encoders.prompts import embeddable
-from c2v_sim.simulator.build import build_training, resident_data, some_inputs
+from c2v_sim.models.split import state_dict_of
+from c2v_sim.simulator.build import Own, build_training, resident_data, some_inputs
 from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
 from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.objective import Regularised
@@ -34,12 +35,12 @@ from c2v_sim.simulator.state import begin_state
 from c2v_sim.simulator.steering import Similarity, Steering, build_steering
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
-from c2v_sim.system.machine import choose_device, deterministic
+from c2v_sim.system.machine import choose_device, deterministic, keep_freed_memory_once
 from c2v_sim.training.aggregation import shares
 from c2v_sim.training.client_rows import lent
 from c2v_sim.training.cohort import OnClient, dealt, train_cohort
 from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort, cohort_size
-from c2v_sim.training.stacked import stackable, train_stacked
+from c2v_sim.training.stacked import train_stacked
 
 
 class Simulator:
@@ -55,13 +56,22 @@ class Simulator:
         sampler: Policy | None = None,
         index: ClientIndex | None = None,
         scratch: Path | None = None,
+        classifier: str | None = None,
+        optimizer: Own | None = None,
+        keep_memory: bool = True,
     ) -> None:
         """`config.clients`, dataset and partition fields are taken from `federation` instead.
 
+        model, classifier: any module that gives logits, and the name of the part that makes them
+        of features, found where it is not named. optimizer: a class of torch.optim, or a function
+        that makes one of a list of parameters (slower than the SGD of the config).
         sampler: who trains, instead of `config.sampling`: (seed, round, sizes [M], k) -> k ids.
         index: what the improvements of the config use; without one, it is built before the first
         round, or `use_index` brings it. scratch: folder for client state beyond the memory.
+        keep_memory: whether this process may keep freed memory (system/machine.py).
         """
+        if keep_memory:
+            keep_freed_memory_once()
         self.federation, self.config = federation, config or RunConfig()
         config, dataset = self.config, federation.dataset
         if sampler is not None and "sampling" in config.improve:
@@ -78,14 +88,13 @@ class Simulator:
         width = None if self.index is None else self.index.feature.shape[1]
         self.train_data, self.test_data = resident_data(dataset, self.device)
         sample = some_inputs(self.train_data, 1)
-        built = assemble(config, dataset, self.algorithm, model, sample, width)
+        built = assemble(config, dataset, self.algorithm, model, sample, width, classifier)
         self.model, self.pretrained = built.model, built.pretrained
         self.training = build_training(
-            config, federation, self.train_data, built, self.cohort_size, self.stop
+            config, federation, self.train_data, built, self.cohort_size, self.stop, optimizer
         )
         self.server, self.lanes = self.training.server, self.training.lanes
-        self.layout, local = self.server.layout, self.training.local
-        self.stacked = stackable(self.model, local, built.objective, self.cohort_size)
+        self.layout, self.path = self.server.layout, self.training.path
         self._state = begin_state(
             config, federation, self.model, self.algorithm, self.training, self.train_data, scratch
         )
@@ -212,7 +221,7 @@ class Simulator:
     def _train(self, t: int, clients: np.ndarray, on_client: OnClient) -> Tensor:
         """The cohort's rows; its mean losses [k]."""
         self.algorithm.before_round(self._state.parts, t, clients)
-        if self.stacked:
+        if self.path.stacked:
             return train_stacked(self.training, clients, t, on_client)
         trainers = dealt([len(self.training.samples[client]) for client in clients])
         with lent(self._state.parts.rows.values(), clients.tolist(), trainers):
@@ -251,7 +260,7 @@ class Simulator:
 
     def global_model(self) -> dict[str, Tensor]:
         """The global model's tensors by name, on the CPU: a state_dict for the model's class."""
-        return self.server.state_dict(0)
+        return state_dict_of(self.model, self.server.state_dict(0))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the rest of the run depends on after `round` finished rounds.

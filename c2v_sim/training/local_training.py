@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from c2v_sim.models.linear_chain import Chain
 from c2v_sim.system.seeding import SHUFFLE
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lanes
@@ -72,6 +73,22 @@ class LocalTraining:
     stream: int = SHUFFLE  # of the random order
 
 
+@dataclass(frozen=True)
+class TrainingPath:
+    """How a cohort is trained, and why so."""
+
+    chain: Chain | None  # the layers of a network that is trained stacked
+    why: str
+
+    @property
+    def stacked(self) -> bool:
+        return self.chain is not None
+
+    def __str__(self) -> str:
+        kind = "stacked, many clients in one computation" if self.stacked else "a client on a lane"
+        return f"{kind}: {self.why}"
+
+
 @dataclass(frozen=True, eq=False)
 class CohortTraining:
     """All that local training is made of, but who trains and in which round."""
@@ -84,6 +101,7 @@ class CohortTraining:
     local: LocalTraining
     objective: Objective
     only_averaged: bool = False  # whether nobody looks at the rows but training/aggregation.py
+    path: TrainingPath = TrainingPath(None, "stacking was not asked for")
     version: int = field(default_factory=_versions.__next__, init=False)
 
 
