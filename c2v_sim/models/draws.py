@@ -62,7 +62,7 @@ def mark_draws(module: nn.Module, x: Tensor) -> None:
     trial = copy.deepcopy(module).train()
     for random in use_own_generators(trial):
         random.generator = torch.Generator()  # type: ignore[assignment]
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.enable_grad(), torch.random.fork_rng(devices=[]):  # as in training
         before = torch.get_rng_state()
         logits(trial, x)
         if not torch.equal(before, torch.get_rng_state()):

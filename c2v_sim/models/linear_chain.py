@@ -134,10 +134,11 @@ class Watch(TorchFunctionMode):
             raise NoChain(f"it has dropout {p:g}")
 
 
-RELU = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
-RESHAPE = (torch.flatten, torch.reshape, Tensor.flatten, Tensor.reshape, Tensor.view)
-RESHAPE += (Tensor.contiguous,)
-STEPS: dict[Callable[..., Any], Callable[..., None]] = {
+Function = Callable[..., Any]
+RELU: tuple[Function, ...] = (F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+RESHAPE: tuple[Function, ...] = (torch.flatten, torch.reshape, Tensor.flatten, Tensor.reshape)
+RESHAPE += (Tensor.view, Tensor.contiguous)
+STEPS: dict[Function, Callable[..., None]] = {
     F.linear: Watch.linear,
     F.dropout: Watch.dropout,
     **dict.fromkeys(RELU, Watch.relu),

@@ -222,14 +222,13 @@ def state_dict_of(model: nn.Module, trained: dict[str, Tensor]) -> dict[str, Ten
     """
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     first = {id(tensor): name for name, tensor in tensors.items()}
-    prefixes = own_prefixes(model)
-    state = {}
+    state = dict(trained)  # in its order, then the rest
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if isinstance(tensor, Tensor):
+        if isinstance(tensor, Tensor) and name not in state:
             source = first.get(id(tensor), name)
-            value = trained[source] if source in trained else tensor.detach().cpu().clone()
-            state[own_name(name, prefixes)] = value
-    return state
+            state[name] = trained.get(source, tensor).detach().cpu().clone()
+    prefixes = own_prefixes(model)
+    return {own_name(name, prefixes): tensor for name, tensor in state.items()}
 
 
 def own_prefixes(model: nn.Module) -> dict[str, str]:

@@ -115,7 +115,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
         f"rounds: {config.rounds} × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
-        f"  trained {simulator.path}",
+        f"  training: {simulator.path}",
         f"  {simulator.row_plan.sentence}" + improved(simulator),
         f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",

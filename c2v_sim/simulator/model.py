@@ -106,7 +106,7 @@ def own_model(own: nn.Module, dataset: Dataset, x: Tensor, classifier: str | Non
     except (NoSplit, TypeError):
         raise
     except Exception as error:  # whatever the user's code may raise
-        raise cannot_take(type(own).__name__, dataset, x, error) from error
+        raise cannot_take(type(own).__name__, dataset, x[:1], error) from error
     return model
 
 

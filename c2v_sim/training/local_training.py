@@ -85,7 +85,11 @@ class TrainingPath:
         return self.chain is not None
 
     def __str__(self) -> str:
-        kind = "stacked, many clients in one computation" if self.stacked else "a client on a lane"
+        kind = (
+            "stacked, many clients in one computation"
+            if self.stacked
+            else "one client at a time on each lane"
+        )
         return f"{kind}: {self.why}"
 
 

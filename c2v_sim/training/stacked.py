@@ -64,16 +64,16 @@ def choose_path(
     """
     if reason := not_plain(local, objective, cohort):
         return TrainingPath(None, reason)
-    size = sum(p.numel() for p in model.parameters())
-    if size > LARGEST:
-        return TrainingPath(
-            None, f"{size:,} parameters, and above {LARGEST:,} stacking gains little"
-        )
     try:
         chain = linear_chain(model, x)
     except NoChain as error:
         return TrainingPath(None, f"the model is no chain of Linear and ReLU: {error}")
-    return TrainingPath(chain, f"the model is a chain of {len(chain)} Linear layers")
+    size = sum(p.numel() for p in model.parameters())
+    if size > LARGEST:
+        reason = f"{size:,} parameters, and above {LARGEST:,} stacking gains little"
+        return TrainingPath(None, reason)
+    layers = f"{len(chain)} Linear layers" if len(chain) > 1 else "one Linear layer"
+    return TrainingPath(chain, f"the model is nothing but {layers} and ReLU")
 
 
 def not_plain(local: LocalTraining, objective: Objective, cohort: int) -> str:

@@ -48,7 +48,7 @@ def test_a_sequential_trains_stacked_to_the_bits_of_the_built_in_mlp():
     ours, wanted = trained(FEDERATION, config)
     own, got = trained(FEDERATION, config, model=model)
     assert str(own.path) == str(ours.path)
-    assert "stacked, many clients in one computation: the model is a chain of 2" in str(own.path)
+    assert "stacked, many clients in one computation: the model is nothing but 2" in str(own.path)
     assert list(got) == ["1.weight", "1.bias", "4.weight", "4.bias"]
     for theirs, mine in zip(got.values(), wanted.values(), strict=True):
         assert torch.equal(theirs, mine)
