@@ -31,7 +31,7 @@ class OwnDraws(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not drops_nothing(func, args, kwargs):
             func = with_generator(func)
             if kwargs.get("generator") is None:
                 kwargs = {**kwargs, "generator": self.generator}
@@ -53,6 +53,15 @@ def with_generator(func: Any) -> Any:
     return other
 
 
+def drops_nothing(func: Any, args: tuple, kwargs: dict) -> bool:
+    """Whether it is attention without dropout, which draws nothing and takes no generator."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[position] if position < len(args) else argument.default_value
+            return not kwargs.get("dropout_p", given)
+    return False
+
+
 def takes_generator(func: Any) -> bool:
     return any(argument.name == "generator" for argument in func._schema.arguments)
 
@@ -67,6 +76,8 @@ def mark_draws(module: nn.Module, x: Tensor) -> None:
         logits(trial, x)
         if not torch.equal(before, torch.get_rng_state()):
             setattr(module, MARK, True)
+            with OwnDraws(torch.Generator()):
+                logits(trial, x)  # what cannot be led to a generator is refused now
 
 
 def draws_by_itself(module: nn.Module) -> bool:

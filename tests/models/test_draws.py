@@ -16,7 +16,14 @@ def attention(x):
     return F.scaled_dot_product_attention(x, x, x, dropout_p=0.5)[0, 0]
 
 
+def path_and_attention(x):
+    """Attention without dropout takes no generator, and needs none."""
+    y = x.view(1, 1, *x.shape)
+    return F.scaled_dot_product_attention(y, y, y)[0, 0] * torch.rand(())
+
+
 DRAWS = {
+    "a path beside attention": path_and_attention,
     "dropout": lambda x: F.dropout(x, 0.5),
     "attention": attention,
     "a path": lambda x: x * x.new_empty(2, 1).bernoulli_(0.5),

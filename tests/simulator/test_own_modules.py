@@ -231,6 +231,19 @@ def test_text_classifiers_of_transformers(name):
     model.load_state_dict(ends[0])
 
 
+def test_low_rank_adapters_of_peft():
+    model = NETWORKS["bert"][0]()
+    peft = pytest.importorskip("peft")
+    adapters = peft.LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query", "value"])
+    model = peft.get_peft_model(model, adapters)
+    for algorithm in ("fedavg", "moon"):  # the second looks at other models without dropout
+        config = dataclasses.replace(CONFIG, algorithm=algorithm)
+        simulator, got = trained(text_federation(), config, model=model)
+        if algorithm == "fedavg":
+            assert simulator.layout.size == model.get_nb_trainable_parameters()[0]
+            model.load_state_dict(got)
+
+
 def test_an_optimiser_of_torch():
     config = dataclasses.replace(CONFIG, momentum=0.9, weight_decay=0.01, algorithm="fedprox")
     torch.manual_seed(0)
