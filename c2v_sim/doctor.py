@@ -1,7 +1,8 @@
 """python -m c2v_sim.doctor: which backends run here, and why the others do not.
 
 Prints the machine, torch and its threads, a table operator × backend for the tensors of this
-machine's device, and what the deterministic mode of a run costs. `--measure` adds the two limits
+machine's device, how cohorts of some models are trained and why, and what the deterministic mode of
+a run costs. `--measure` adds the two limits
 that kernels are judged by: memory bandwidth (a STREAM-like triad) and float32 matrix
 multiplication.
 """
@@ -20,10 +21,14 @@ import torch
 import torch.nn.functional as F
 
 import c2v_sim.ops  # noqa: F401  (imports every operator, which lists itself)
+from c2v_sim.algorithms import Algorithm
+from c2v_sim.config import RunConfig
 from c2v_sim.models import build_model
 from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
+from c2v_sim.simulator.build import local_training
 from c2v_sim.system.machine import choose_device, deterministic, intra_op_threads, usable_cores
 from c2v_sim.system.output import printed
+from c2v_sim.training.stacked import choose_path
 
 
 def machine(device: torch.device) -> dict[str, str]:
@@ -96,6 +101,19 @@ def table(rows: dict[str, dict[str, str | None]], taken: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
+def training_paths(cohort: int = 10) -> dict[str, str]:
+    """How FedAvg trains cohorts of some models for 32×32 images: stacked or not, and why."""
+    local, x = local_training(RunConfig()), torch.zeros(2, 3, 32, 32)
+    models = {
+        name: build_model(name, classes=10, input_shape=(32, 32, 3), seed=0)
+        for name in ("linear", "mlp", "cnn")
+    }
+    return {
+        name: str(choose_path(model, x, local, Algorithm(), cohort))
+        for name, model in models.items()
+    }
+
+
 def measure(device: torch.device, elements: int = 2**25, size: int = 2048) -> dict[str, float]:
     """Bytes/s of a triad over `elements` floats, flop/s of a size³ product; best of ten."""
 
@@ -156,6 +174,11 @@ def show(measured: bool) -> None:
     tensor = torch.zeros(1, 1, device=device)
     taken = {name: operator.choose(None, tensor) for name, operator in OPERATORS.items()}
     print(table(availability(device), taken))
+    print(
+        "\nhow a cohort of 10 clients is trained (a run says it of its own model, simulator.path)"
+    )
+    for name, path in training_paths().items():
+        print(f"  {name:<8}{path}")
     low, median, high = (f"{100 * (ratio - 1):+.0f} %" for ratio in deterministic_cost(device))
     print(f"\n--deterministic (the default) costs {median} of a training step of the cnn")
     print(f"  (15 pairs of steps; the middle half of them: {low} to {high})")

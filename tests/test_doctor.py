@@ -23,6 +23,15 @@ def test_lists_every_operator_and_backend(capsys):
     assert re.search(r"--deterministic \(the default\) costs [+-]\d+ % of a training step", text)
 
 
+def test_says_how_models_are_trained_and_why():
+    paths = doctor.training_paths()
+    linear = "stacked, many clients in one computation: the model is nothing but one Linear layer"
+    assert paths["linear"].startswith(linear)
+    assert "616,610 parameters, and above 200,000 stacking gains little" in paths["mlp"]
+    assert "its part conv1 is a Conv2d" in paths["cnn"]
+    assert paths["cnn"].startswith("one client at a time on each lane: the model is no chain")
+
+
 def test_says_why_not(monkeypatch):
     monkeypatch.setattr(_dispatch, "native_missing", "the extension is not built; run `make`")
     _dispatch._has_kernel.cache_clear()

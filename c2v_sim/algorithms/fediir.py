@@ -53,7 +53,12 @@ class FedIIR(Algorithm):
 
 
 def classifier_parameters(module: nn.Module) -> list[Tensor]:
-    return list(module.classifier.parameters())  # type: ignore[union-attr]
+    """Those of the classifier that are trained."""
+    own = list(module.classifier.parameters())  # type: ignore[union-attr]
+    trained = [p for p in own if p.requires_grad]
+    if not trained:
+        raise ValueError("the classifier has no parameters that are trained, and its are asked for")
+    return trained
 
 
 def mean_classifier_gradient(run: RunParts, clients: np.ndarray) -> Tensor:

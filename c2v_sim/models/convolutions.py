@@ -42,8 +42,7 @@ def _padding_of(module: nn.Conv2d) -> int | None:
     plain = module.stride == (1, 1) and module.dilation == (1, 1) and module.groups == 1
     if not square or not plain or module.padding_mode != "zeros":
         return None
-    taps = module.kernel_size[0]
-    padding = {"same": taps // 2, "valid": 0}.get(module.padding, module.padding)  # type: ignore[call-overload]
-    if isinstance(padding, tuple):
-        padding = padding[0] if len(set(padding)) == 1 else taps  # not the same on both sides
-    return padding if padding < taps else None
+    taps, padding = module.kernel_size[0], module.padding
+    if isinstance(padding, str):
+        return {"same": taps // 2, "valid": 0}[padding]
+    return padding[0] if len(set(padding)) == 1 and padding[0] < taps else None

@@ -11,9 +11,6 @@ from c2v_sim.models.common import InputShape
 class MLP(nn.Module):
     """Flattened input, one hidden layer or (`hidden` = 0) none."""
 
-    # All of the model, with ReLU between them: many clients can train as one (training/stacked.py).
-    linear_relu_layers = ("hidden", "classifier")
-
     def __init__(self, classes: int, input_shape: InputShape, hidden: int) -> None:
         super().__init__()
         inputs = math.prod(input_shape)

@@ -117,6 +117,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
         f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
         f"rounds: {config.rounds} × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
+        f"  training: {simulator.path}",
         f"  {simulator.row_plan.sentence}" + improved(simulator),
         f"  settings: {label}" + (" (a short run, not the paper's)" if "quick" in label else ""),
         f"  run directory: {out}",
@@ -135,7 +136,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
 def idle_ranks(simulator: Simulator) -> str:
     """That some ranks have nothing to train, in words."""
     what, shares = "clients", simulator.cohort_size
-    if simulator.stacked:
+    if simulator.path.stacked:
         what, shares = "blocks of clients that train together", len(make_blocks([1] * shares))
     idle = ranks.size() - shares
     return f", of which {idle} idle: a cohort has {shares} {what}" if idle > 0 else ""

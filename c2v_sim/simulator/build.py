@@ -1,6 +1,7 @@
 """What a run trains with, made before its first round: data on the device, arenas and lanes."""
 
 import threading
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,9 +18,9 @@ from c2v_sim.training.arena import Arena, Layout, layout_of
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
 from c2v_sim.training.memory import check_fits, lane_bytes
-from c2v_sim.training.optimisers import Sgd
+from c2v_sim.training.optimisers import Optimiser, Sgd, of_torch
 from c2v_sim.training.samplers import Sampler
-from c2v_sim.training.stacked import stackable
+from c2v_sim.training.stacked import choose_path
 
 
 def resident_data(dataset: Dataset, device: torch.device) -> tuple[ResidentData, ResidentData]:
@@ -35,11 +36,23 @@ def some_inputs(data: ResidentData, count: int) -> Tensor:  # [count, …]
     return data.batch(ids)[0].cpu()
 
 
-def local_training(config: RunConfig) -> LocalTraining:
+Own = Optimiser | Callable[..., torch.optim.Optimizer]  # a user's own optimiser
+
+
+def optimiser_of(config: RunConfig, own: Own | None) -> Optimiser:
+    """The fused SGD, or a user's own: a class of torch.optim, a function that makes one of a list
+    of parameters, or what is an Optimiser already."""
+    settings = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
+    if own is None:
+        return Sgd(**settings)
+    return own if hasattr(own, "start") else of_torch(own, **settings)
+
+
+def local_training(config: RunConfig, optimiser: Own | None = None) -> LocalTraining:
     return LocalTraining(
         epochs=config.local_epochs,
         batch_size=config.batch_size,
-        optimiser=Sgd(config.lr, config.momentum, config.weight_decay),
+        optimiser=optimiser_of(config, optimiser),
         seed=config.seed,
         augment=config.augment == "crop-flip",
         shuffle=config.shuffle,
@@ -54,12 +67,13 @@ def build_training(
     cohort: int,
     sampler: Sampler,
     stop: threading.Event,
+    optimiser: Own | None = None,
 ) -> CohortTraining:
     """Arenas and lanes for cohorts of `cohort` clients; refused where they do not fit in memory."""
     model, layout, device = built.model, layout_of(built.model), data.device
+    x, local = some_inputs(data, 2), local_training(config, optimiser)
 
     def one_lane() -> int:
-        x = some_inputs(data, 2)
         return lane_bytes(model, lambda: logits(model, x), len(x), config.batch_size)
 
     lanes = min(lane_count(config.lanes, device, one_lane), cohort)
@@ -72,8 +86,9 @@ def build_training(
         lanes=Lanes(model, layout, lanes, device, stop),
         data=data,
         samples=federation.partition.train,
-        local=local_training(config),
+        local=local,
         objective=built.objective,
+        path=choose_path(model, x, local, built.objective, cohort),
         only_averaged=only_averaged(built.objective) and not sampler.needs_rows,
     )
 
@@ -101,4 +116,5 @@ def trains_stacked(federation: Federation, config: RunConfig) -> bool:
     algorithm = ALGORITHMS[config.algorithm](config)
     built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
     cohort = config.cohort_of(federation.partition.clients)
-    return stackable(built.model, local_training(config), built.objective, cohort)
+    x, local = some_inputs(data, 2), local_training(config)
+    return choose_path(built.model, x, local, built.objective, cohort).stacked

@@ -19,7 +19,9 @@ from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model, logits
 from c2v_sim.models.convolutions import take_over_convolutions
+from c2v_sim.models.draws import mark_draws
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
+from c2v_sim.models.split import NoSplit, Split, split
 from c2v_sim.simulator.classifier_index import classifier_width
 from c2v_sim.simulator.objective import Regularised
 from c2v_sim.system.seeding import seeded_construction
@@ -41,14 +43,16 @@ def assemble(
     model: nn.Module | None,
     sample: Tensor,  # [1, …], an input
     feature_width: int | None,
+    classifier: str | None = None,
 ) -> Assembled:
     """`model`, a user's own (which stays as it is), or the one that config names, made whole.
 
     feature_width: columns of a given index's feature part; None: those of the kind in config.
+    classifier: the name of the part of a user's own model that makes the logits; None: found.
     """
     objective: Algorithm | Regularised = algorithm
     with seeded_construction(config.seed):
-        base, pretrained = base_model(config, dataset, model)
+        base, pretrained = base_model(config, dataset, model, sample, classifier)
         check_output(base, dataset, sample)
         whole = algorithm.adapt_model(base, width_of(base, sample), dataset.classes)
         check_model(whole)
@@ -72,16 +76,21 @@ def assemble(
 
 
 def base_model(
-    config: RunConfig, dataset: Dataset, own: nn.Module | None
+    config: RunConfig,
+    dataset: Dataset,
+    own: nn.Module | None,
+    sample: Tensor,
+    classifier: str | None,
 ) -> tuple[nn.Module, Pretrained | None]:
-    """A copy of a user's own model, or the one that config names, with what it starts from."""
+    """A user's own model, or the one that config names, with what it starts from."""
     if own is not None and config.pretrained:
         raise ValueError(
             "pretrained is for the named models; load weights into your own model yourself"
         )
     if own is not None:
-        check_model(own)
-        return copy.deepcopy(own), None
+        return own_model(own, dataset, torch.cat([sample, sample]), classifier), None
+    if classifier is not None:
+        raise ValueError("classifier names a part of your own model; give that as model")
     shape = tuple(dataset.x_train.shape[1:])
     try:
         model = build_model(
@@ -94,18 +103,39 @@ def base_model(
     return model, load_pretrained(model, *weights_file(config.pretrained, config.data_dir))
 
 
+def own_model(own: nn.Module, dataset: Dataset, x: Tensor, classifier: str | None) -> nn.Module:
+    """A copy of a user's own model with features and classifier; x [2, …]: inputs to see it by."""
+    model = copy.deepcopy(own)
+    try:
+        model = split(model, x, classifier)
+        mark_draws(model, x)
+    except (NoSplit, TypeError):
+        raise
+    except Exception as error:  # whatever the user's code may raise
+        raise cannot_take(type(own).__name__, dataset, x[:1], error) from error
+    return model
+
+
+def cannot_take(name: str, dataset: Dataset, x: Tensor, error: Exception) -> ValueError:
+    return ValueError(
+        f"model {name} cannot take an input of {list(x.shape)}: {first_line(error)}. "
+        f"{how_samples_come(dataset)}; change the model's first layer, or the shape of the data"
+    )
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def check_output(model: nn.Module, dataset: Dataset, sample: Tensor) -> None:
     """Refuse a model that cannot take a sample, or does not give a number for each class."""
-    name, training = type(model).__name__, model.training
+    shown = model.whole if isinstance(model, Split) else model
+    name, training = type(shown).__name__, model.training
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             shape = tuple(logits(model.eval(), sample).shape)
     except (RuntimeError, IndexError) as error:
-        raise ValueError(
-            f"model {name} cannot take an input of {list(sample.shape)}: "
-            f"{str(error).splitlines()[0]}. {how_samples_come(dataset)}; change the model's first "
-            "layer, or the shape of the data"
-        ) from error
+        raise cannot_take(name, dataset, sample, error) from error
     model.train(training)
     if shape != (1, dataset.classes):
         raise ValueError(

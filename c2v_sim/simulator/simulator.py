@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from c2v_sim.algorithms import ALGORITHMS, Algorithm
 from c2v_sim.algorithms.local_regulariser import LocalRegulariser
-from c2v_sim.config import RunConfig, index_settings
+from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation
-from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
-from c2v_sim.index.encoders.prompts import embeddable
-from c2v_sim.simulator.build import build_training, resident_data, some_inputs
+from c2v_sim.models.split import state_dict_of
+from c2v_sim.simulator.build import Own, build_training, resident_data, some_inputs
 from c2v_sim.simulator.evaluation import Accuracy, accuracy
 from c2v_sim.simulator.model import assemble
+from c2v_sim.simulator.needed_index import needed_index
 from c2v_sim.simulator.objective import Regularised
 from c2v_sim.simulator.personal import correct_at_home
 from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
@@ -35,14 +35,14 @@ from c2v_sim.simulator.state import begin_state
 from c2v_sim.simulator.steering import Similarity, Steering, build_steering
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
-from c2v_sim.system.machine import choose_device, deterministic
+from c2v_sim.system.machine import choose_device, deterministic, keep_freed_memory_once
 from c2v_sim.training.aggregation import shares
 from c2v_sim.training.client_rows import lent
 from c2v_sim.training.cohort import OnClient, dealt, train_cohort
 from c2v_sim.training.samplers import SAMPLERS, Sampler, as_sampler
 from c2v_sim.training.samplers.sampler import Cohort, choose, finish_round
 from c2v_sim.training.sampling import Policy
-from c2v_sim.training.stacked import stackable, train_stacked
+from c2v_sim.training.stacked import train_stacked
 
 
 class Simulator:
@@ -58,14 +58,23 @@ class Simulator:
         sampler: Policy | Sampler | None = None,
         index: ClientIndex | None = None,
         scratch: Path | None = None,
+        classifier: str | None = None,
+        optimizer: Own | None = None,
+        keep_memory: bool = True,
     ) -> None:
         """`config.clients`, dataset and partition fields are taken from `federation` instead.
 
+        model, classifier: any module that gives logits, and the name of the part that makes them
+        of features, found where it is not named. optimizer: a class of torch.optim, or a function
+        that makes one of a list of parameters (slower than the SGD of the config).
         sampler: who trains, instead of `config.sampling`: (seed, round, sizes [M], k) -> k ids, or
         a Sampler, which may keep state and ask for losses.
         index: what the improvements of the config use; without one, it is built before the first
         round, or `use_index` brings it. scratch: folder for client state beyond the memory.
+        keep_memory: whether this process may keep freed memory (system/machine.py).
         """
+        if keep_memory:
+            keep_freed_memory_once()
         self.federation, self.config = federation, config or RunConfig()
         config, dataset = self.config, federation.dataset
         if sampler is not None and "sampling" in config.improve:
@@ -82,14 +91,20 @@ class Simulator:
         width = None if self.index is None else self.index.feature.shape[1]
         self.train_data, self.test_data = resident_data(dataset, self.device)
         sample = some_inputs(self.train_data, 1)
-        built = assemble(config, dataset, self.algorithm, model, sample, width)
+        built = assemble(config, dataset, self.algorithm, model, sample, width, classifier)
         self.model, self.pretrained = built.model, built.pretrained
         self.training = build_training(
-            config, federation, self.train_data, built, self.cohort_size, self.sampler, self.stop
+            config,
+            federation,
+            self.train_data,
+            built,
+            self.cohort_size,
+            self.sampler,
+            self.stop,
+            optimizer,
         )
         self.server, self.lanes = self.training.server, self.training.lanes
-        self.layout, local = self.server.layout, self.training.local
-        self.stacked = stackable(self.model, local, built.objective, self.cohort_size)
+        self.layout, self.path = self.server.layout, self.training.path
         self._state = begin_state(
             config,
             federation,
@@ -159,30 +174,13 @@ class Simulator:
         set, Interrupted is raised, and the unfinished round leaves no trace.
         """
         if self.config.needs_client_index and self.index is None:
-            self.use_index(self._find_index())
+            self.use_index(needed_index(self.federation, self.config, self.stop))
         while self.round < self.config.rounds:
             if ranks.any_of(self.stop.is_set()):
                 raise Interrupted
             with deterministic(self.config.deterministic, self.device):
                 record = self._one_round(self.round + 1, on_client)
             yield record
-
-    def _find_index(self) -> ClientIndex:
-        config = self.config
-        if not config.index_file and not embeddable(self.federation.dataset):
-            raise ValueError(
-                f"improve = {', '.join(config.improve)} needs a client index, and encoders see "
-                "images and texts only, not features "
-                f"{list(self.federation.dataset.x_train.shape)}; give one with Simulator(…, "
-                "index=build_index(federation, embeddings=(samples [N, 512], classes [K, 512])))"
-            )
-        return obtain_index(
-            self.federation,
-            index_settings(config),
-            file=config.index_file,
-            data_dir=config.data_dir,
-            stop=self.stop,
-        )
 
     def run(self) -> Result:
         """All remaining rounds."""
@@ -222,7 +220,7 @@ class Simulator:
     def _train(self, t: int, clients: np.ndarray, on_client: OnClient) -> Tensor:
         """The cohort's rows; its mean losses [k]."""
         self.algorithm.before_round(self._state.parts, t, clients)
-        if self.stacked:
+        if self.path.stacked:
             return train_stacked(self.training, clients, t, on_client)
         trainers = dealt([len(self.training.samples[client]) for client in clients])
         with lent(self._state.parts.rows.values(), clients.tolist(), trainers):
@@ -266,7 +264,7 @@ class Simulator:
 
     def global_model(self) -> dict[str, Tensor]:
         """The global model's tensors by name, on the CPU: a state_dict for the model's class."""
-        return self.server.state_dict(0)
+        return state_dict_of(self.model, self.server.state_dict(0))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the rest of the run depends on after `round` finished rounds.

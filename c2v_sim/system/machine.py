@@ -8,6 +8,7 @@ import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import psutil
@@ -81,6 +82,9 @@ def keep_freed_memory() -> bool:
     settings = {_M_TRIM_THRESHOLD: _LARGEST, _M_MMAP_THRESHOLD: _LARGEST, _M_ARENA_MAX: 1}
     accepted = [libc.mallopt(parameter, value) for parameter, value in settings.items()]
     return all(accepted)
+
+
+keep_freed_memory_once = cache(keep_freed_memory)
 
 
 @contextmanager

@@ -3,9 +3,12 @@
 A row holds a model's parameters, then its floating buffers (batch-norm statistics), flat:
 [rows, size]. A module is *bound* to a row: its parameters and buffers become views into it, so
 training writes the arena directly, one fused pass updates a whole model, and aggregation is one
-weighted sum over rows. Integer buffers (num_batches_tracked) live in a small table beside it.
+weighted sum over rows. Counts (num_batches_tracked) live in a small table beside it. What does not
+change has no place in a row: frozen parameters, which all copies of a module share, buffers that a
+state dict leaves out, and tables of integers.
 """
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,32 +56,51 @@ class Layout:
 
 
 def layout_of(module: nn.Module) -> Layout:
-    """The layout of `module`; every parameter must be float32 and trainable."""
+    """The layout of `module`; what trains must be float32."""
     offset = 0
+    plain = any(getattr(part, "contiguous", False) for part in module.modules())
 
     def take(name: str, tensor: Tensor) -> Slot:
         nonlocal offset
-        slot = Slot(name, offset, tensor.shape, channels_last=tensor.dim() == 4)
+        slot = Slot(name, offset, tensor.shape, channels_last=tensor.dim() == 4 and not plain)
         offset = slot.end
         return slot
 
     parameters = []
     for name, parameter in module.named_parameters():
-        if parameter.dtype != torch.float32 or not parameter.requires_grad:
+        if not parameter.requires_grad:
+            continue
+        if parameter.dtype != torch.float32:
             raise ValueError(
-                f"arena: parameter {name} must be float32 and trainable, got "
-                f"{parameter.dtype}, requires_grad={parameter.requires_grad}"
+                f"arena: parameter {name} must be float32 to be trained, got {parameter.dtype}; "
+                "give model.float(), or freeze it with requires_grad_(False)"
             )
         parameters.append(take(name, parameter))
     if not parameters:
         raise ValueError("arena: the model has no parameters to train")
-    buffers, integers = [], []
+    buffers, integers, left_out = [], [], left_out_of_state(module)
     for name, buffer in module.named_buffers():
-        if buffer.is_floating_point():
+        if buffer.is_floating_point() and name not in left_out:
             buffers.append(take(name, buffer))
-        else:
+        elif buffer.dtype == torch.int64 and buffer.dim() == 0:
             integers.append(name)
     return Layout(tuple(parameters), tuple(buffers), tuple(integers))
+
+
+def left_out_of_state(module: nn.Module) -> set[str]:
+    """The names of buffers that are in no state dict: what a module can make again."""
+    return {
+        f"{name}.{buffer}" if name else buffer
+        for name, part in module.named_modules()
+        for buffer in part._non_persistent_buffers_set
+    }
+
+
+def copy_of(module: nn.Module, layout: Layout) -> nn.Module:
+    """A copy of `module` that shares its frozen parameters, those that `layout` leaves out."""
+    trained = {slot.name for slot in layout.parameters}
+    frozen = [p for name, p in module.named_parameters() if name not in trained]
+    return copy.deepcopy(module, {id(p): p for p in frozen})
 
 
 class Arena:

@@ -34,14 +34,16 @@ def train_client(training: CohortTraining, lane: Lane) -> Tensor:
     """
     client, local, objective = lane.client, training.local, training.objective
     ids = training.samples[client.id]
-    lane.prepare(training.version, capturable=objective.capturable)
+    capturable = objective.capturable and getattr(local.optimiser, "capturable", True)
+    lane.prepare(training.version, capturable=capturable)
     objective.begin(client)
     update = local.optimiser.start(client, **objective.step_terms(client))
     total = client.owned_memory("training", "loss", ()).zero_()
 
     def step(ids: Tensor) -> None:
         x, y = training.data.batch(ids, client.generator if local.augment else None)
-        loss = objective.local_loss(client, x, y)
+        with client.drawing():
+            loss = objective.local_loss(client, x, y)
         loss.backward()
         update()
         total.add_(loss.detach() * len(ids))

@@ -6,7 +6,6 @@ one-thread operators do not depend on what other lanes do, so any number of lane
 bits. On a GPU (training/cuda_lane.py) the thread has a stream besides.
 """
 
-import copy
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,7 @@ from torch import nn
 
 from c2v_sim.system import ranks
 from c2v_sim.system.machine import free_memory, intra_op_threads, usable_cores
-from c2v_sim.training.arena import Layout
+from c2v_sim.training.arena import Layout, copy_of
 from c2v_sim.training.cuda_lane import CudaLane
 from c2v_sim.training.lane import Lane
 
@@ -63,7 +62,7 @@ class Lanes:
         self._stop = stop or threading.Event()
         self._failed = threading.Event()
         make_lane = LANES[device.type]
-        self._lanes = [make_lane(copy.deepcopy(model), layout, device) for _ in range(count)]
+        self._lanes = [make_lane(copy_of(model, layout), layout, device) for _ in range(count)]
         # A thread keeps its lane for good: cuBLAS and cuDNN set themselves up in every
         # thread, and that must have happened there before a step can be recorded.
         self._own = threading.local()

@@ -5,13 +5,14 @@ addresses for the life of the lane, so that a step recorded for one client (a CU
 for the next. This object is what the hooks of an algorithm are given.
 """
 
-import copy
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
+from c2v_sim.models.draws import OwnDraws, draws_by_itself
 from c2v_sim.models.dropout import use_own_generators
-from c2v_sim.training.arena import Arena, BoundModule, Layout
+from c2v_sim.training.arena import Arena, BoundModule, Layout, copy_of
 
 ALGORITHM = "algorithm"  # the owner of what `memory` gives
 
@@ -26,6 +27,7 @@ class LocalClient:
         self.generator = torch.Generator(device)
         for random in use_own_generators(module):
             random.generator = self.generator  # type: ignore[assignment]
+        self._draws = draws_by_itself(module)
         self.model = BoundModule(module, layout, device)
         self.gradients = self.model.gradients  # [trainable], zero between steps
         self.row = Arena(layout, 1, device)
@@ -54,6 +56,10 @@ class LocalClient:
         self.gradients.zero_()
         self.generator.manual_seed(seed)
 
+    def drawing(self) -> AbstractContextManager[object]:
+        """Inside, what the module draws in training is the client's own."""
+        return OwnDraws(self.generator) if self._draws else nullcontext()
+
     def memory(self, name: str, *shape: int) -> Tensor:
         """Float32 memory for an algorithm, the lane's own and kept for good.
 
@@ -81,6 +87,7 @@ class LocalClient:
     def twin(self, name: str) -> BoundModule:
         """A second copy of the module in eval mode, to be bound to another row and only read."""
         if name not in self._twins:
-            module = copy.deepcopy(self.module).eval().requires_grad_(False)
-            self._twins[name] = BoundModule(module, self.model.layout, self.device, trains=False)
+            layout = self.model.layout
+            module = copy_of(self.module, layout).eval().requires_grad_(False)
+            self._twins[name] = BoundModule(module, layout, self.device, trains=False)
         return self._twins[name]

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from c2v_sim.models.linear_chain import Chain
 from c2v_sim.system.seeding import SHUFFLE, rng
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lanes
@@ -80,6 +81,26 @@ class LocalTraining:
             yield random.permutation(samples) if self.shuffle else np.arange(samples)
 
 
+@dataclass(frozen=True)
+class TrainingPath:
+    """How a cohort is trained, and why so."""
+
+    chain: Chain | None  # the layers of a network that is trained stacked
+    why: str
+
+    @property
+    def stacked(self) -> bool:
+        return self.chain is not None
+
+    def __str__(self) -> str:
+        kind = (
+            "stacked, many clients in one computation"
+            if self.stacked
+            else "one client at a time on each lane"
+        )
+        return f"{kind}: {self.why}"
+
+
 @dataclass(frozen=True, eq=False)
 class CohortTraining:
     """All that local training is made of, but who trains and in which round."""
@@ -92,6 +113,7 @@ class CohortTraining:
     local: LocalTraining
     objective: Objective
     only_averaged: bool = False  # whether nobody looks at the rows but training/aggregation.py
+    path: TrainingPath = TrainingPath(None, "stacking was not asked for")
     version: int = field(default_factory=_versions.__next__, init=False)
 
 

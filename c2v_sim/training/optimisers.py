@@ -4,8 +4,10 @@ State is new for every participation, as the specification rules. Gradients have
 into the client's flat row by autograd; a step leaves them zero for the next batch.
 """
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypedDict, Unpack
 
 import torch
@@ -111,3 +113,69 @@ class Adam:
             client.gradients.zero_()
 
         return step
+
+
+@dataclass(frozen=True)
+class OfTorch:
+    """Any optimiser of torch's kind, made anew for each participation by `make(parameters)`.
+
+    It steps through the parameters one by one, in Python: slower than the passes above.
+    """
+
+    make: Callable[[list[Tensor]], torch.optim.Optimizer]
+    name: str  # of its class
+    capturable = False  # training/cuda_lane.py does not record its steps
+
+    def start(self, client: LocalClient, **terms: Unpack[StepTerms]) -> Step:
+        optimiser = self.make([p for p in client.module.parameters() if p.requires_grad])
+
+        def step() -> None:
+            add_terms(client.parameters, client.gradients, **terms)
+            optimiser.step()
+            client.gradients.zero_()
+
+        return step
+
+
+def add_terms(
+    p: Tensor,
+    g: Tensor,
+    *,
+    linear: Tensor | None = None,
+    proximal: float = 0.0,
+    anchor: Tensor | None = None,
+    max_grad_norm: float | None = None,
+    extra_decay: float | Tensor = 0.0,
+) -> None:  # [trainable], [trainable]
+    """An algorithm's terms into the gradient g, as ops.sgd_step_ defines them."""
+    if linear is not None:
+        g.add_(linear)
+    if anchor is not None:
+        g.add_(p - anchor, alpha=proximal)
+    if max_grad_norm is not None:
+        g.mul_((max_grad_norm / (torch.linalg.vector_norm(g) + 1e-6)).clamp(max=1.0))
+    if isinstance(extra_decay, Tensor) or extra_decay:
+        g.add_(p * extra_decay)
+
+
+def of_torch(
+    make: Callable[..., torch.optim.Optimizer], *, lr: float, momentum: float, weight_decay: float
+) -> OfTorch:
+    """A class of torch.optim with these settings, or a function that makes one of a list of
+    parameters and has settings of its own."""
+    if isinstance(make, type):
+        known = inspect.signature(make).parameters
+        if momentum and "momentum" not in known:
+            raise ValueError(
+                f"momentum = {momentum} has no effect on {make.__name__}: leave it out"
+            )
+        settings = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+        make = partial(make, **{k: v for k, v in settings.items() if k in known})
+    trial = make([torch.zeros(1, requires_grad=True)])  # also loads what torch.optim loads late
+    name = type(trial).__name__
+    if not callable(getattr(trial, "step", None)):
+        raise TypeError(f"optimizer must make a torch.optim.Optimizer, got {name}")
+    closure = inspect.signature(trial.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ValueError(f"optimizer {name} asks for a closure, which local training has not")
+    return OfTorch(make, name)

@@ -4,7 +4,7 @@ Where a step costs little more than its calls, the calls are made once for a blo
 weights [k, out, in], inputs [k, B, in], one batched product for all of them. Clients, orders and
 batches are those of training/cohort.py, so the result is that of the lanes up to rounding:
 
-    forward    h_0 = x, h_l = relu(h_{l-1} W_l^T + b_l), the last layer without relu
+    forward    h_0 = x, h_l = relu(h_{l-1} W_l^T + b_l), without relu where the model has none
     backward   d_L = (softmax(h_L) - onehot(y)) / n, d_{l-1} = (d_l W_l) · [h_{l-1} > 0]
     gradients  W_l: d_l^T h_{l-1}, b_l: sum of d_l over the batch
 
@@ -23,8 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from c2v_sim import ops
+from c2v_sim.models.linear_chain import Chain, NoChain, linear_chain
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
+from c2v_sim.training.arena import Layout
 from c2v_sim.training.cohort import (
     OnClient,
     check_finite,
@@ -39,6 +41,7 @@ from c2v_sim.training.local_training import (
     Data,
     LocalTraining,
     Objective,
+    TrainingPath,
     batch_bounds,
 )
 from c2v_sim.training.optimisers import Sgd
@@ -51,15 +54,37 @@ FEWEST = 4  # clients in a cohort
 BLOCK = 32  # clients in a block; more gain little, and fewer blocks keep fewer lanes busy
 
 
-def stackable(model: nn.Module, local: LocalTraining, objective: Objective, cohort: int) -> bool:
-    """Whether train_stacked does what train_cohort does, and does it faster."""
-    if not objective.plain_sgd or not isinstance(local.optimiser, Sgd) or local.augment:
-        return False
-    # A declaration of the model's own class alone: a subclass may compute something else.
-    layers: tuple[str, ...] = vars(type(model)).get("linear_relu_layers", ())
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
-    declared = {f"{layer}.{part}" for layer in layers for part in ("weight", "bias")}
-    return sizes.keys() <= declared and sum(sizes.values()) <= LARGEST and cohort >= FEWEST
+def choose_path(
+    model: nn.Module, x: Tensor, local: LocalTraining, objective: Objective, cohort: int
+) -> TrainingPath:
+    """Stacked where train_stacked does what train_cohort does, and does it faster.
+
+    x: a batch [B, …] that the model takes; cohort: clients in a round.
+    """
+    if reason := not_plain(local, objective, cohort):
+        return TrainingPath(None, reason)
+    try:
+        chain = linear_chain(model, x)
+    except NoChain as error:
+        return TrainingPath(None, f"the model is no chain of Linear and ReLU: {error}")
+    size = sum(p.numel() for p in model.parameters())
+    if size > LARGEST:
+        reason = f"{size:,} parameters, and above {LARGEST:,} stacking gains little"
+        return TrainingPath(None, reason)
+    layers = f"{len(chain)} Linear layers" if len(chain) > 1 else "one Linear layer"
+    return TrainingPath(chain, f"the model is nothing but {layers} and ReLU")
+
+
+def not_plain(local: LocalTraining, objective: Objective, cohort: int) -> str:
+    """What else than the model stands against stacking, in words."""
+    if not isinstance(local.optimiser, Sgd):
+        name = getattr(local.optimiser, "name", type(local.optimiser).__name__)
+        return f"the optimiser is {name}, not the fused SGD, which is faster"
+    if not objective.plain_sgd:
+        return f"local training is more than SGD on cross entropy ({objective.name})"
+    if local.augment:
+        return "images are augmented"
+    return f"a cohort has fewer than {FEWEST} clients" if cohort < FEWEST else ""
 
 
 @dataclass(frozen=True)
@@ -88,42 +113,67 @@ def make_batches(
     return Batches(torch.from_numpy(ids), counts)
 
 
+@dataclass(frozen=True)
+class Stack:
+    """A layer of k models, or its gradients or velocities."""
+
+    weight: Tensor  # [k, out, in]
+    bias: Tensor | None  # [k, out]
+    relu: bool
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Stack":
+        bias = None if self.bias is None else change(self.bias)
+        return Stack(change(self.weight), bias, self.relu)
+
+
 def write_gradients(
-    parameters: list[Tensor], gradients: list[Tensor], x: Tensor, y: Tensor, share: Tensor
+    layers: list[Stack], gradients: list[Stack], x: Tensor, y: Tensor, share: Tensor
 ) -> Tensor:  # [k]
     """Overwrite `gradients` with those of sum_b share_b · cross entropy_b; returns that sum.
 
-    parameters, gradients: weight [k, out, in] and bias [k, out] of each layer in turn; x
-    [k, B, in], y [k, B], share [k, B].
+    x [k, B, in], y [k, B], share [k, B].
     """
-    inputs, layers = [x], len(parameters) // 2
-    for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
-        out = torch.baddbmm(bias.unsqueeze(1), inputs[-1], weight.mT)
-        inputs.append(out.relu_() if len(inputs) < layers else out)
+    inputs = [x]
+    for layer in layers:
+        if layer.bias is None:
+            out = torch.bmm(inputs[-1], layer.weight.mT)
+        else:
+            out = torch.baddbmm(layer.bias.unsqueeze(1), inputs[-1], layer.weight.mT)
+        inputs.append(out.relu_() if layer.relu else out)
     log_p, target = torch.log_softmax(inputs.pop(), dim=2), y.unsqueeze(2)
     loss = -(log_p.gather(2, target).squeeze(2) * share).sum(dim=1)
     d = log_p.exp_()
     d.scatter_add_(2, target, d.new_full((), -1.0).expand(target.shape))  # p - onehot(y)
     d *= share.unsqueeze(2)
-    for layer in reversed(range(layers)):
-        torch.bmm(d.mT, inputs[layer], out=gradients[2 * layer])
-        torch.sum(d, dim=1, out=gradients[2 * layer + 1])
-        if layer:
-            d = torch.bmm(d, parameters[2 * layer]).mul_(inputs[layer] > 0)
+    for number in reversed(range(len(layers))):
+        gradient = gradients[number]
+        torch.bmm(d.mT, inputs[number], out=gradient.weight)
+        if gradient.bias is not None:
+            torch.sum(d, dim=1, out=gradient.bias)
+        if number:
+            d = torch.bmm(d, layers[number].weight)
+            if layers[number - 1].relu:
+                d.mul_(inputs[number] > 0)
     return loss
 
 
 def train_block(
-    parameters: list[Tensor],
+    layers: list[Stack],
     data: Data,
     batches: Batches,
     sgd: Sgd,
     stopped: Callable[[], bool],
 ) -> Tensor:  # [k]
-    """Train k models in place (`parameters` as in write_gradients); their mean losses."""
-    gradients = [torch.empty_like(p) for p in parameters]
+    """Train k models in place; their mean losses."""
+    gradients = [layer.each(torch.empty_like) for layer in layers]
     # Without momentum nothing is stored, but one list for both cases keeps the loop simple.
-    velocities = [torch.zeros_like(p if sgd.momentum else p[:, :0]) for p in parameters]
+    velocities = [
+        layer.each(lambda p: torch.zeros_like(p if sgd.momentum else p[:, :0])) for layer in layers
+    ]
     ids, counts = batches.ids.to(data.device), torch.from_numpy(batches.counts).to(data.device)
     position = torch.arange(ids.shape[2], device=data.device)
     total = torch.zeros(counts.shape[1], device=data.device)
@@ -131,13 +181,13 @@ def train_block(
         if stopped():
             raise Interrupted
         active, width = int(np.count_nonzero(in_step)), int(in_step.max())
-        p, g, v = ([t[:active] for t in each] for each in (parameters, gradients, velocities))
+        p, g, v = (first_models(each, active) for each in (layers, gradients, velocities))
         x, y = data.batch(ids[step, :active, :width].flatten())
         n = counts[step, :active, None]
         share = (position[:width] < n) / n  # [active, width], 0 in the padding
         loss = write_gradients(p, g, x.reshape(active, width, -1), y.view(active, width), share)
         total[:active] += loss * n[:, 0]
-        for value, gradient, velocity in zip(p, g, v, strict=True):
+        for value, gradient, velocity in zip(*map(flat, (p, g, v)), strict=True):
             ops.sgd_step_(
                 value.flatten(1),
                 gradient.flatten(1),
@@ -149,14 +199,41 @@ def train_block(
     return total / counts.sum(dim=0)
 
 
+def first_models(layers: list[Stack], count: int) -> list[Stack]:
+    return [layer.each(lambda p: p[:count]) for layer in layers]
+
+
+def flat(layers: list[Stack]) -> list[Tensor]:
+    return [tensor for layer in layers for tensor in layer.tensors]
+
+
+def stacks(start: dict[str, Tensor], chain: Chain, count: int) -> list[Stack]:
+    """`count` models that begin with the parameters `start`."""
+
+    def copies(name: str) -> Tensor:
+        return start[name].expand(count, *start[name].shape).clone()
+
+    return [
+        Stack(copies(layer.weight), copies(layer.bias) if layer.bias else None, layer.relu)
+        for layer in chain
+    ]
+
+
+def rows_of(layers: list[Stack], chain: Chain, layout: Layout) -> Tensor:  # [k, trainable]
+    """Each model's parameters in the order of an arena row."""
+    names = [name for layer in chain for name in (layer.weight, layer.bias) if name]
+    ends = dict(zip(names, flat(layers), strict=True))
+    return torch.cat([ends[slot.name].flatten(1) for slot in layout.parameters], dim=1)
+
+
 def train_stacked(
     training: CohortTraining, clients: np.ndarray, t: int, on_client: OnClient = lambda client: None
 ) -> Tensor:  # [K]
-    """train_cohort for what is `stackable`: `clients` into rows 0..K-1; their mean losses."""
+    """train_cohort where the path is stacked: `clients` into rows 0..K-1; their mean losses."""
     server, data, samples = training.server, training.data, training.samples
-    sgd = training.local.optimiser
-    if not isinstance(sgd, Sgd):
-        raise TypeError(f"train_stacked: the optimiser must be Sgd, got {sgd}")
+    sgd, chain = training.local.optimiser, training.path.chain
+    if not isinstance(sgd, Sgd) or chain is None:
+        raise ValueError(f"train_stacked: this must train otherwise ({training.path})")
     losses = torch.zeros(len(clients), device=data.device)
     sizes = [len(samples[client]) for client in clients]
     blocks = make_blocks(sizes)
@@ -166,14 +243,13 @@ def train_stacked(
     def work(lane: Lane, block: int) -> None:
         rows = torch.tensor(blocks[block], device=data.device)
         mine = [int(clients[row]) for row in blocks[block]]
-        start = (slot.view(server.data[0]) for slot in server.layout.parameters)
-        parameters = [p.expand(len(mine), *p.shape).clone() for p in start]
+        start = {slot.name: slot.view(server.data[0]) for slot in server.layout.parameters}
+        layers = stacks(start, chain, len(mine))
         with failures_named(training, t, mine):
             own = [samples[client] for client in mine]
             batches = make_batches(own, mine, training.local, t)
-            losses[rows] = train_block(parameters, data, batches, sgd, training.lanes.stopped)
-        ends = torch.cat([p.flatten(1) for p in parameters], dim=1)
-        training.cohort.data.index_copy_(0, rows, ends)
+            losses[rows] = train_block(layers, data, batches, sgd, training.lanes.stopped)
+        training.cohort.data.index_copy_(0, rows, rows_of(layers, chain, server.layout))
 
     with ranks.same_fate():
         for block, _ in training.lanes.run(work, mine):

@@ -61,6 +61,11 @@ def finished(tmp_path_factory):
     return out, done
 
 
+def test_the_header_says_how_the_clients_are_trained(finished):
+    _, done = finished
+    assert "  training: one client at a time on each lane: a cohort has fewer than 4" in done.stderr
+
+
 def test_the_run_directory_is_complete(finished):
     out, _ = finished
     manifest = json.loads((out / "manifest.json").read_text())

@@ -160,9 +160,9 @@ def test_a_users_module_is_trained_in_place_of_a_named_model():
     assert not torch.equal(model.classifier.weight, start)
 
 
-def test_a_model_without_features_is_refused():
+def test_a_model_with_neither_forward_nor_features_is_refused():
     with pytest.raises(TypeError, match="features"):
-        Simulator(image_federation(), SMALL, model=nn.Linear(3, 4))
+        Simulator(image_federation(), SMALL, model=nn.Module())
 
 
 def test_cuda_is_refused_with_the_remedy_where_there_is_none():

@@ -6,6 +6,9 @@ import numpy as np
 import torch
 
 from c2v_sim import Federation, Simulator
+from c2v_sim.data.dataset import Dataset
+from c2v_sim.data.partition import Partition
+from c2v_sim.data.text_windows import Windows
 from c2v_sim.index.client_index import ClientIndex, federation_facts
 from c2v_sim.index.encoders.encoder import WIDTH
 
@@ -67,3 +70,19 @@ def bits(tensors, ordered=True):
         digest.update(name.encode())
         digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def text_federation(clients=4, each=6, classes=3, length=12):
+    """Windows of a random text, labelled by their first symbol."""
+    g = np.random.default_rng(0)
+    text = torch.from_numpy(g.integers(0, classes, 400).astype(np.uint8))
+    starts = torch.from_numpy(g.integers(0, 380, clients * each))
+    windows = Windows(text, starts, length)
+    labels = text[starts].long()
+    facts = {"x_train": windows, "y_train": labels, "x_test": windows, "y_test": labels}
+    names = tuple(f"class {c}" for c in range(classes))
+    dataset = Dataset(
+        "text", **facts, class_names=names, mean=(), std=(), source="made", sha256="0" * 64
+    )
+    own = tuple(np.split(np.arange(clients * each), clients))
+    return Federation(dataset, Partition(own, own, "in order"))

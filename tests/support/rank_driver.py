@@ -10,8 +10,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from federations import bits, image_federation, simulator_with
 from forked_ranks import run_ranks
+from torch import nn
 
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.algorithms import ALGORITHMS
@@ -58,6 +60,11 @@ CASES: dict[str, dict] = {
     "columns, convolutions": {"model": "resnet8", "rounds": 1},
     "columns, cohort of one": {"algorithm": "fediir", "participation": 0.1, "lr": 0.02},
 }
+OWN_MODELS = {  # named by the settings that they are trained with
+    "a module as others write it": {"algorithm": "moon"},
+    "a sequence that is stacked": {"participation": 1.0, "lr": 0.03},
+}
+CASES |= OWN_MODELS
 CONTINUED = (
     "feddyn",
     "moon",
@@ -65,6 +72,7 @@ CONTINUED = (
     "fedbn",
     "diverse, sketched",
     "index of local models",
+    "a module as others write it",
 )  # after two rounds
 
 
@@ -81,11 +89,35 @@ def end_of(simulator: Simulator) -> dict:
     return found
 
 
+class Others(nn.Module):
+    """Frozen convolutions, statistics, and a dropout that is a mere call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 6, 5, 2).requires_grad_(False)
+        self.norm, self.fc = nn.BatchNorm2d(6), nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.dropout(self.norm(self.conv(x)).relu(), 0.3, self.training)
+        return self.fc(x.mean(dim=(2, 3)))
+
+
+def own_model(settings: dict) -> nn.Module | None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        if settings is OWN_MODELS["a module as others write it"]:
+            return Others()
+        if settings is OWN_MODELS["a sequence that is stacked"]:
+            return nn.Sequential(nn.Flatten(), nn.Linear(768, 9), nn.ReLU(), nn.Linear(9, 4))
+    return None
+
+
 def make(settings: dict, folder: Path) -> Simulator:
     own = "index_hidden" in settings
     data = folder / f"data-{ranks.size()}"  # so that nobody finds an index that another built
     config = RunConfig(**COMMON | settings | {"data_dir": str(data) if own else ""})
-    return Simulator(FEDERATION, config) if own else simulator_with(FEDERATION, config)
+    model = own_model(settings)
+    return Simulator(FEDERATION, config) if own else simulator_with(FEDERATION, config, model=model)
 
 
 def go_on(name: str, file: Path, folder: Path) -> dict:

@@ -39,9 +39,9 @@ thread.join()
 """
 
 
-def page_faults(mode):
+def page_faults(mode, program=PROGRAM):
     done = subprocess.run(
-        [sys.executable, "-P", "-c", PROGRAM, mode], capture_output=True, text=True, check=True
+        [sys.executable, "-P", "-c", program, mode], capture_output=True, text=True, check=True
     )
     return [int(line) for line in done.stdout.split()]
 
@@ -52,6 +52,31 @@ def test_freed_memory_is_reused_in_every_thread():
     if min(default) < 100_000:  # twenty tensors are 204,800 pages of 4 KiB
         pytest.skip(f"this system makes few page faults for large tensors anyway: {default}")
     kept = page_faults("keep")
+    assert all(k < 0.1 * d for k, d in zip(kept, default, strict=True)), (kept, default)
+
+
+# As one who embeds it: does a simulator, once made, let the process keep its memory?
+OWN_PROGRAM = PROGRAM.replace(
+    """if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+""",
+    """
+from c2v_sim import Federation, RunConfig, Simulator
+x = torch.randn(40, 3)
+federation = Federation.from_arrays(x, (x[:, 0] > 0).long(), torch.arange(40) % 4)
+keep = sys.argv[1] == "keep"
+Simulator(federation, RunConfig(rounds=1), model=torch.nn.Linear(3, 2), keep_memory=keep).close()
+""",
+)
+
+
+@glibc
+def test_a_simulator_keeps_freed_memory_unless_told_not_to():
+    assert OWN_PROGRAM != PROGRAM
+    default = page_faults("default", OWN_PROGRAM)
+    if min(default) < 100_000:
+        pytest.skip(f"this system makes few page faults for large tensors anyway: {default}")
+    kept = page_faults("keep", OWN_PROGRAM)
     assert all(k < 0.1 * d for k, d in zip(kept, default, strict=True)), (kept, default)
 
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from c2v_sim.models import build_model
-from c2v_sim.training.arena import Arena, BoundModule, layout_of
+from c2v_sim.training.arena import Arena, BoundModule, copy_of, layout_of
 
 
 def resnet(norm="batch"):
@@ -59,12 +59,41 @@ def test_a_bound_module_computes_and_trains_in_its_row():
     assert arena.integers[1].tolist() == [2] * len(layout.integers)  # two forward passes counted
 
 
-def test_frozen_or_half_parameters_are_refused_by_name():
-    model = nn.Linear(2, 2)
-    model.bias.requires_grad_(False)
-    with pytest.raises(ValueError, match="parameter bias must be float32 and trainable"):
+class Tables(nn.Module):
+    """Buffers of every kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc, self.norm = nn.Linear(2, 2), nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.full((3,), -torch.inf), persistent=False)
+        self.register_buffer("positions", torch.arange(5))
+
+
+def test_what_does_not_change_has_no_place_in_a_row():
+    model = Tables()
+    model.fc.weight.requires_grad_(False)
+    layout = layout_of(model)
+    assert [slot.name for slot in layout.parameters] == ["fc.bias", "norm.weight", "norm.bias"]
+    assert [slot.name for slot in layout.buffers] == ["norm.running_mean", "norm.running_var"]
+    assert layout.integers == ("norm.num_batches_tracked",)
+
+
+def test_copies_share_frozen_parameters_alone():
+    model = Tables()
+    model.fc.weight.requires_grad_(False)
+    copied = copy_of(model, layout_of(model))
+    assert copied.fc.weight is model.fc.weight
+    for name in ("fc.bias", "norm.weight"):
+        ours, theirs = copied.get_parameter(name), model.get_parameter(name)
+        assert ours.data_ptr() != theirs.data_ptr()
+    assert copied.positions.data_ptr() != model.positions.data_ptr()
+
+
+def test_half_parameters_are_refused_by_name_unless_they_are_frozen():
+    model = nn.Sequential(nn.Linear(2, 2).half(), nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"parameter 0.weight must be float32 to be trained"):
         layout_of(model)
-    with pytest.raises(ValueError, match="parameter weight must be float32"):
-        layout_of(nn.Linear(2, 2).half())
+    model[0].requires_grad_(False)
+    assert layout_of(model).trainable == 6
     with pytest.raises(ValueError, match="no parameters"):
-        layout_of(nn.ReLU())
+        layout_of(model.requires_grad_(False))

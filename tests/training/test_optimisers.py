@@ -4,7 +4,7 @@ from torch import nn
 
 from c2v_sim.training.arena import layout_of
 from c2v_sim.training.local_client import LocalClient
-from c2v_sim.training.optimisers import Adam, Sgd
+from c2v_sim.training.optimisers import Adam, Sgd, of_torch
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,14 @@ from c2v_sim.training.optimisers import Adam, Sgd
             lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
         ),
         (Adam(0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+        (
+            of_torch(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+            lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01),
+        ),
+        (
+            of_torch(lambda p: torch.optim.AdamW(p, lr=0.01), lr=1.0, momentum=0.0, weight_decay=1),
+            lambda p: torch.optim.AdamW(p, lr=0.01),
+        ),
     ],
 )
 def test_steps_equal_torch_and_a_new_start_forgets(ours, theirs):
@@ -23,6 +31,7 @@ def test_steps_equal_torch_and_a_new_start_forgets(ours, theirs):
     module = nn.Linear(6, 7)
     client = LocalClient(module, layout_of(module), torch.device("cpu"))
     row, gradients = client.parameters, client.gradients
+    client.model.bind(client.row.data[0], client.row.integers[0])
     row.copy_(torch.randn(len(row), generator=g))
     for _ in range(2):  # the second participation must not see the first one's momentum
         step = ours.start(client)
@@ -42,3 +51,37 @@ def test_adam_has_no_place_for_an_algorithms_terms():
     client = LocalClient(module, layout_of(module), torch.device("cpu"))
     with pytest.raises(ValueError, match="adam has no place for the terms proximal"):
         Adam().start(client, proximal=0.1)
+
+
+def test_an_algorithms_terms_through_torch_are_those_of_the_fused_step():
+    ends = []
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
+    for optimiser in (Sgd(**settings), of_torch(torch.optim.SGD, **settings)):
+        g = torch.Generator().manual_seed(0)
+        module = nn.Linear(6, 7)
+        client = LocalClient(module, layout_of(module), torch.device("cpu"))
+        client.model.bind(client.row.data[0], client.row.integers[0])
+        size = len(client.parameters)
+        client.parameters.copy_(torch.randn(size, generator=g))
+        terms = {"linear": torch.randn(size, generator=g), "proximal": 0.3, "max_grad_norm": 2.0}
+        terms |= {"anchor": torch.randn(size, generator=g), "extra_decay": torch.tensor([0.2])}
+        step = optimiser.start(client, **terms)
+        for _ in range(4):
+            client.gradients.copy_(torch.randn(size, generator=g))
+            step()
+        ends.append(client.parameters.clone())
+    torch.testing.assert_close(ends[1], ends[0])
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (torch.optim.AdamW, "momentum = 0.9 has no effect on AdamW"),
+        (torch.optim.LBFGS, "has no effect on LBFGS"),
+        (lambda p: torch.optim.LBFGS(p), "LBFGS asks for a closure"),
+        (lambda p: len(p), "must make a torch.optim.Optimizer, got int"),
+    ],
+)
+def test_an_optimiser_that_cannot_be_used_is_refused(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        of_torch(make, lr=0.1, momentum=0.9, weight_decay=0.0)

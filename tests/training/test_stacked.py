@@ -18,7 +18,7 @@ from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.training.cohort import train_cohort
 from c2v_sim.training.optimisers import Adam
-from c2v_sim.training.stacked import make_batches, stackable, train_stacked
+from c2v_sim.training.stacked import choose_path, make_batches, train_stacked
 
 SETTINGS = RunConfig(
     model="mlp",
@@ -151,23 +151,32 @@ class OtherUpdate(Algorithm):
         pass
 
 
-def test_what_is_stackable():
-    local, fedavg, model = local_training(SETTINGS), Algorithm(), MLP(3, (12,), 20)
-    assert stackable(model, local, fedavg, 4)
-    assert stackable(model, local, OtherUpdate(), 4)  # not a matter of local training
-    assert stackable(MLP(3, (784,), 0), local, fedavg, 100)
-    assert not stackable(model, local, fedavg, 1)
-    assert stackable(model, local, FedAvgM(), 4)
-    assert not stackable(model, local, OtherLoss(), 4)
-    assert not stackable(model, local, OtherTerms(), 4)
-    assert not stackable(OtherFeatures(3, (12,), 20), local, fedavg, 4)
-    assert not stackable(MLP(10, (3072,), 200), local, fedavg, 10)  # too large to gain
+def path(model, local=None, objective=None, cohort=4, shape=(12,)):
+    local = local or local_training(SETTINGS)
+    return choose_path(model, torch.randn(2, *shape), local, objective or Algorithm(), cohort)
+
+
+def test_what_is_stacked_and_why_the_rest_is_not():
+    local, model = local_training(SETTINGS), MLP(3, (12,), 20)
+    assert path(model).stacked
+    assert path(model, objective=OtherUpdate()).stacked  # not a matter of local training
+    assert path(model, objective=FedAvgM()).stacked
+    assert path(MLP(3, (784,), 0), shape=(784,), cohort=100).stacked
     cnn = build_model("cnn", classes=3, input_shape=(16, 16, 3), seed=0)
-    assert not stackable(cnn, local, fedavg, 4)
-    assert not stackable(model, dataclasses.replace(local, augment=True), fedavg, 4)
-    assert not stackable(model, dataclasses.replace(local, optimiser=Adam()), fedavg, 4)
+    for other, why in (
+        (path(model, cohort=1), "fewer than 4 clients"),
+        (path(model, objective=OtherLoss()), "more than SGD on cross entropy"),
+        (path(model, objective=OtherTerms()), "more than SGD on cross entropy"),
+        (path(OtherFeatures(3, (12,), 20)), "it calls tanh"),
+        (path(MLP(10, (3072,), 200), shape=(3072,)), "616,610 parameters, and above 200,000"),
+        (path(cnn, shape=(3, 16, 16)), "its part conv1 is a Conv2d"),
+        (path(model, dataclasses.replace(local, augment=True)), "images are augmented"),
+        (path(model, dataclasses.replace(local, optimiser=Adam())), "the optimiser is Adam"),
+    ):
+        assert not other.stacked
+        assert why in str(other)
     model.projection = nn.Linear(20, 5)  # trained by a loss of its own
-    assert not stackable(model, local, fedavg, 4)
+    assert "projection.bias takes no part in its output" in str(path(model))
 
 
 def test_hooks_that_are_replaced_on_the_object_are_not_stacked_either():
@@ -180,7 +189,7 @@ def test_an_own_algorithm_is_trained_by_its_own_loss():
     federation = feature_federation([5, 6, 7, 8])
     changes = {"model": "linear", "rounds": 1, "local_epochs": 1, "momentum": 0.0}
     config = dataclasses.replace(SETTINGS, **changes, weight_decay=0.0)
-    assert Simulator(federation, config).stacked
+    assert Simulator(federation, config).path.stacked
     simulator = Simulator(federation, config, algorithm=OtherLoss())
     start = simulator.global_model()["classifier.bias"]
     simulator.run()
@@ -206,7 +215,7 @@ def test_whether_a_run_stacks_is_known_before_it_is_built(changes, stacked):
     federation = image_federation(clients=10, smallest=2)
     config = dataclasses.replace(SETTINGS, **changes)
     simulator = Simulator(federation, config)
-    assert trains_stacked(federation, config) == simulator.stacked == stacked
+    assert trains_stacked(federation, config) == simulator.path.stacked == stacked
     simulator.close()
 
 
@@ -217,7 +226,7 @@ def test_a_run_that_stacks_equals_plain_torch_whatever_the_lanes(model):
     ends = []
     for lanes in (1, 2):
         simulator = Simulator(federation, dataclasses.replace(settings, lanes=lanes))
-        assert simulator.stacked
+        assert simulator.path.stacked
         simulator.run()
         simulator.close()
         ends.append(simulator.global_model())
