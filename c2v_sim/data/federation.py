@@ -18,6 +18,7 @@ import torch
 
 from c2v_sim.data import arrays
 from c2v_sim.data.arrays import Array
+from c2v_sim.data.client_ids import ClientIds
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.data.sources import image_folders
@@ -32,11 +33,11 @@ class Federation:
     partition: Partition
 
     def __post_init__(self) -> None:
-        for part, lists, samples in (
+        for part, ids, samples in (
             ("training", self.partition.train, len(self.dataset.y_train)),
             ("test", self.partition.test, len(self.dataset.y_test)),
         ):
-            largest = max((int(ids.max()) for ids in lists if len(ids)), default=-1)
+            largest = int(ids.flat.max(initial=-1))
             if largest >= samples:
                 raise ValueError(
                     f"Federation: the partition names {part} sample {largest}, but "
@@ -46,14 +47,13 @@ class Federation:
     @cached_property
     def label_counts(self) -> torch.Tensor:  # int64 [M, K]
         """Training samples of each class that each client holds."""
-        y, classes = self.dataset.y_train, self.dataset.classes
-        own = (y[torch.from_numpy(ids)] for ids in self.partition.train)
-        return torch.stack([torch.bincount(labels, minlength=classes) for labels in own])
+        y, classes = self.dataset.y_train.numpy(), self.dataset.classes
+        return torch.from_numpy(self.partition.train.counts(y, classes))
 
     @property
     def tested(self) -> int:
         """Clients with test samples: those over which accuracies are means."""
-        return sum(len(ids) > 0 for ids in self.partition.test)
+        return self.partition.tested
 
     @property
     def domain_names(self) -> tuple[str, ...]:
@@ -69,11 +69,10 @@ class Federation:
         """
         if most == 0 or self.partition.sizes.max() <= most:
             return self
-        kept = limited_ids(self.partition, most, seed)
-        chosen = torch.from_numpy(np.concatenate(kept))
-        train = np.split(np.arange(len(chosen)), np.cumsum([len(ids) for ids in kept])[:-1])
-        dataset = self.dataset.take("train", chosen)
-        return Federation(dataset, dataclasses.replace(self.partition, train=tuple(train)))
+        kept = ClientIds.of(limited_ids(self.partition, most, seed))
+        train = ClientIds(np.arange(len(kept.flat)), kept.sizes)
+        dataset = self.dataset.take("train", torch.from_numpy(kept.flat))
+        return Federation(dataset, dataclasses.replace(self.partition, train=train))
 
     @classmethod
     def from_arrays(
