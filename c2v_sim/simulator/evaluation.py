@@ -62,8 +62,10 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
 
 def accuracy(marks: np.ndarray, partition: Partition) -> Accuracy:
     """The measures of PROTOCOL from the per-sample marks."""
-    counts = np.array([len(ids) for ids in partition.test])
-    rights = np.array([marks[ids].sum() for ids in partition.test])
+    counts, begins = partition.test.sizes, partition.test.offsets
+    before = np.zeros(len(partition.test.flat) + 1, dtype=np.int64)  # right ones before each sample
+    np.cumsum(marks[partition.test.flat], out=before[1:])
+    rights = before[begins[1:]] - before[begins[:-1]]
     tested = counts > 0
     clients = np.where(tested, rights / np.maximum(counts, 1), np.nan)
     values = np.sort(clients[tested])

@@ -19,7 +19,7 @@ from c2v_sim import ops
 from c2v_sim.config import RunConfig
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.system.seeding import SAMPLING, rng
-from c2v_sim.training.sampling import rest_rounds
+from c2v_sim.training.sampling import rest_rounds, who_may
 
 NEVER = -(2**62)  # `last` of a client that has not taken part
 
@@ -58,14 +58,12 @@ class Steering:
 
     def cohort(self, t: int) -> np.ndarray:
         """Case study i: k ascending ids for round `t`; the scores of the first are zeros."""
-        waited = t - self.last
         cohort = ops.sample_cohort(
             self.scores,
             self.k,
             self.tau,
             rng=rng(self.seed, SAMPLING, t),
-            eligible=waited > self.rest,
-            rest=waited,
+            **who_may(self.last.numpy(), t, self.rest, self.k),
         )
         return cohort.numpy()
 
@@ -80,8 +78,7 @@ class Steering:
 
     def finish(self, t: int, clients: np.ndarray, scores: Tensor, history: Tensor) -> None:
         """Round `t` is done."""
-        self.scores.copy_(scores)
-        self.history.copy_(history)
+        self.scores, self.history = scores, history
         self.last[torch.from_numpy(clients)] = t
 
     def state(self) -> dict[str, Tensor]:
