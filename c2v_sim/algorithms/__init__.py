@@ -14,7 +14,7 @@ from c2v_sim.algorithms.moon import Moon
 __all__ = ["ALGORITHMS", "Algorithm"]
 
 
-# The settings are a run's (config.py, a room above this one).
+# The settings are a run's (config/, a room above this one).
 ALGORITHMS: dict[str, Callable[[Any], Algorithm]] = {
     "fedavg": lambda settings: Algorithm(),
     "fedavgm": lambda settings: FedAvgM(settings.server_momentum),

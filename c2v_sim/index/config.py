@@ -1,7 +1,7 @@
 """The settings of a client index: one frozen dataclass that, with a federation, reproduces it.
 
-Each field is also a setting of a run, `index_<name>` there (config.py); those that are `shared`
-are the run's own.
+Each field is also a setting of a run, `index_<name>` there (config/); those that are `shared` are
+the run's own.
 """
 
 import dataclasses
@@ -138,12 +138,13 @@ def field_in_run(name: str, affects: Affects = NOTHING_MORE, **facts: Any) -> An
 
 
 def with_index_settings(kind: type[T]) -> type[T]:
-    """A class that is to be a dataclass, with the settings of an index that it lacks put after
-    its `index_strategy`."""
+    """A class that is to be a dataclass, with the settings of an index that it lacks, and that are
+    not the run's own, put after its `index_strategy`."""
     annotations: dict[str, object] = {}
     for name, annotation in kind.__annotations__.items():
         annotations[name] = annotation
-        missing = [own for own in _OWN if name_in_run(own) not in kind.__annotations__]
+        missing = [own for own in _OWN if not _OWN[own].shared]
+        missing = [own for own in missing if name_in_run(own) not in kind.__annotations__]
         for own in missing if name == "index_strategy" else ():
             annotations[name_in_run(own)] = _OWN[own].type
             setattr(kind, name_in_run(own), field_in_run(own))

@@ -16,10 +16,16 @@ from types import SimpleNamespace
 
 ROOT = Path(__file__).parents[2] / "c2v_sim"
 LINES = {
-    "c2v_sim.config": (
+    "c2v_sim.config.data": (
+        "    min_samples: int =",
+        '    grain: int = of_data(1, "of the samples", RESULT, least=0)\n',
+    ),
+    "c2v_sim.config.training": (
         "    rounds: int =",
-        '    grain: int = of_data(1, "of the samples", RESULT, least=0)\n'
-        '    patina: int = of_training(2, "of the model", PACE | MEMORY, least=1)\n'
+        '    patina: int = of_training(2, "of the model", PACE | MEMORY, least=1)\n',
+    ),
+    "c2v_sim.config.machine": (
+        "    checkpoint_every: int =",
         '    polish: int = of_machine(3, "of the case", PLACE)\n',
     ),
     "c2v_sim.index.config": (

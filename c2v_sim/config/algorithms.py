@@ -1,0 +1,28 @@
+"""Settings that some algorithms have of their own."""
+
+from dataclasses import dataclass
+
+from c2v_sim.system.settings import Affects, Section
+
+of_algorithm = Section("what some algorithms have of their own", Affects.RESULT)
+of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir = (
+    of_algorithm.needing(algorithm=name)
+    for name in ("fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir")
+)
+
+
+@dataclass(frozen=True)
+class AlgorithmSettings:
+    """By algorithm."""
+
+    server_momentum: float = of_fedavgm(0.1, "b, of the server", least=0.0)
+    fedprox_mu: float = of_fedprox(0.01, "mu of the proximal term", least=0.0)
+    feddyn_alpha: float = of_feddyn(0.1, "a of the regulariser", least=0.0)
+    max_grad_norm: float = of_feddyn(10.0, "clipping of the gradient's norm", least=0.0)
+    moon_mu: float = of_moon(0.1, "mu of the contrast", least=0.0)
+    moon_temperature: float = of_moon(0.5, "temperature of the contrast", above=0.0)
+    fedlc_tau: float = of_fedlc(1.0, "tau of the calibration", least=0.0)
+    fediir_penalty: float = of_fediir(1e-3, "weight of the penalty", least=0.0)
+    fediir_ema: float = of_fediir(
+        0.95, "share of the old mean gradient that is kept", least=0.0, most=1.0
+    )

@@ -1,0 +1,80 @@
+"""Settings of what a client index improves. Those of the index itself are IndexConfig's, here as
+`index_<name>`."""
+
+from dataclasses import dataclass
+
+from c2v_sim.algorithms.local_regulariser import DIRECTIONS
+from c2v_sim.index import config as index_config
+from c2v_sim.index.config import IMPROVEMENTS, field_in_run
+from c2v_sim.index.naive import WITHOUT_FEATURE
+from c2v_sim.ops.projection_orthogonality import FORMS
+from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.settings import REPORT, Affects, Section
+
+RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
+# local-model-weights changes while the run trains and serves `improve = local` alone.
+INDICES = (*index_config.KINDS, "local-model-weights")
+INDEX_PARTS = ("both", "feature", "label")
+WEIGHT_RULES = ("one", "caption", "appendix")
+OF_BOTH = -1.0  # the weight of one local term, where it is that of both
+
+of_improvement = Section("improvements by a client index", RESULT)
+of_sampling, of_aggregation, of_local = (of_improvement.needing(improve=n) for n in IMPROVEMENTS)
+of_steering = of_improvement.needing(improve=("sampling", "aggregation"))
+of_index = Section(index_config.of_index.title, RESULT | INDEX).needing(improve=IMPROVEMENTS)
+
+
+@dataclass(frozen=True)
+@index_config.with_index_settings
+class ImprovementSettings:
+    """What the index is for, which one it is, and how strongly it steers."""
+
+    improve: tuple[str, ...] = of_improvement(
+        (), "what the client index improves, or none", MEMORY, IMPROVEMENTS, common=True
+    )
+    index: str = field_in_run(
+        "index", PACE | MEMORY, help="client index that they use", choices=INDICES, common=True
+    )
+    # What was in the file is in the manifest, where the report finds it.
+    index_file: str = of_index("", "a saved index, instead of building one", told=REPORT)
+    index_strategy: str = field_in_run("strategy")  # the rest of IndexConfig follows by itself
+    index_part: str = of_index("both", "part of the index that is used", choices=INDEX_PARTS)
+    index_shuffled: bool = of_steering(False, "a control: the index's vectors change their owners")
+    tau: float = of_sampling(0.0, "temperature; 0: 1 (global) or 0.1 (federated)", least=0.0)
+    gamma: float = of_aggregation(0.5, "discount of past similarity", least=0.0, most=1.0)
+    lambda1: float = of_aggregation(
+        1.0, "pull of the weights to the sizes; inf: the sizes", above=0.0
+    )
+    local_weight: float = of_local(0.0, "w_r of the local loss; 0: by local_weight_rule", least=0.0)
+    local_weight_rule: str = of_local(
+        "one", "1; or as the paper's caption: 5 (global), 1; or its appendix", choices=WEIGHT_RULES
+    )
+    local_orth: str = of_local("unit", "form of L_orth", choices=FORMS, before="cosine")
+    local_orth_weight: float = of_local(OF_BOTH, "weight of L_orth; -1: w_r", least=OF_BOTH)
+    local_dist_weight: float = of_local(OF_BOTH, "weight of L_dist; -1: w_r", least=OF_BOTH)
+    dist_direction: str = of_local("forward", "of the KL in L_dist", choices=DIRECTIONS)
+    omit_local_orth: bool = of_local(False, "leave L_orth out of the local loss")
+    dist_detach: bool = of_local(False, "no gradient from L_dist into the model's own logits")
+
+    def check_index(self, sampling: str) -> None:
+        """Refuse an index that cannot serve what it is to improve."""
+        if "sampling" in self.improve and sampling != "uniform":
+            raise ConfigError(
+                f"sampling = {sampling} has no effect with improve = sampling: the index "
+                "decides who takes part"
+            )
+        steered = [name for name in self.improve if name != "local"]
+        if self.index == "local-model-weights" and steered:
+            raise ConfigError(
+                f"improve = {', '.join(steered)} needs an index from before training; "
+                "local-model-weights serves improve = local alone"
+            )
+        if self.index == "local-model-weights" and self.index_file:
+            raise ConfigError("index = local-model-weights takes no index_file")
+        if "local" in self.improve and self.index in WITHOUT_FEATURE:
+            raise ConfigError(f"improve = local: index = {self.index} has no feature part for it")
+        if self.index_part == "label" and ("local" in self.improve or self.index != "dsa-ign"):
+            raise ConfigError(
+                "index_part = label goes with index = dsa-ign and without improve = local, which "
+                "needs the feature part"
+            )
