@@ -97,12 +97,16 @@ class Federation:
         training images), or float features [N, …], which reach the model as they are (the image
         models expect uint8). y: integer classes [N].
         Without test arrays, `test_fraction` of each client's samples (rounded down, at least one
-        stays for training) become its test set.
+        stays for training) become its test set; 0: there are no test samples, and no round is
+        evaluated. Arrays that need no other type or order are used as they are, read-only memory
+        maps too, where no test samples are taken out of them.
         """
         given = arrays.checked("", x, y, client_ids)
         if x_test is None and y_test is None and client_ids_test is None:
             train, test = arrays.split(given, test_fraction, seed)
             origin = f"natural, test set {test_fraction:g} of each client"
+            if not len(test.y):
+                origin = "natural, no test samples"
         elif x_test is None or y_test is None or client_ids_test is None:
             raise ValueError(
                 "from_arrays: give x_test, y_test and client_ids_test, or none of them"

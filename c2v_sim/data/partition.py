@@ -86,7 +86,7 @@ class Partition:
         """Training samples per client, int64 [M]."""
         return self.train.sizes
 
-    @property
+    @cached_property
     def tested(self) -> int:
         """Clients with test samples."""
         return int(np.count_nonzero(self.test.sizes))

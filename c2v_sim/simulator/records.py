@@ -46,11 +46,19 @@ class Result:
 
     @property
     def best(self) -> RoundRecord:
-        return max(self.evaluated, key=lambda r: r.accuracy or 0.0)
+        return max(self._some_evaluated(), key=lambda r: r.accuracy or 0.0)
 
     @property
     def final(self) -> RoundRecord:
-        return self.evaluated[-1]
+        return self._some_evaluated()[-1]
+
+    def _some_evaluated(self) -> list[RoundRecord]:
+        if not self.evaluated:
+            raise ValueError(
+                f"none of the {len(self.records)} rounds was evaluated, so none is the best: train "
+                "with test samples, or look at `records`"
+            )
+        return self.evaluated
 
 
 class Stopwatch:

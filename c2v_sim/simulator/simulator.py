@@ -121,7 +121,7 @@ class Simulator:
         index = index.shuffled(config.seed) if config.index_shuffled else index
         self.index = index if config.index_part == "both" else index.only(config.index_part)
         if self.regulariser is not None:
-            self.regularise_by(self.index.feature.to(self.device))
+            self.regularise_by(self.index.feature.to(self.device).float())
         sizes = self.federation.partition.sizes
         self._state.steering = build_steering(
             config, self.index, sizes, self.cohort_size, self.device
@@ -189,6 +189,7 @@ class Simulator:
             self._aggregate(t, clients, weights, similarity)
         with clock("evaluate"):
             due = t % self.config.eval_every == 0 or t == self.config.rounds
+            due = due and self.federation.tested > 0
             result = self.evaluate() if due else None
         return make_record(
             dataset=self.federation.dataset.name,
@@ -243,6 +244,11 @@ class Simulator:
 
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model."""
+        if not self.federation.tested:
+            raise ValueError(
+                f"evaluate: {self.federation.dataset.name} has no test samples; give from_arrays "
+                "test arrays or a test_fraction above 0"
+            )
         with deterministic(self.config.deterministic, self.device):
             marks = correct(self.lanes, self.server, self.test_data)
         result = accuracy(marks, self.federation.partition)

@@ -6,6 +6,10 @@
 
 A client rests floor(M / 2k) rounds. A is never formed (ops.client_scores). The state `last`, `H`
 and `scores` changes only when a round is finished.
+
+All of the index is read once a round. With `steering_dtype = bfloat16` that is half as much: its
+numbers are rounded to the nearest bfloat16, once and before the first round; A is that of the rounded
+vectors, and products are added in float32 as before. The saved index stays what it is.
 """
 
 from collections.abc import Collection
@@ -93,6 +97,8 @@ def build_steering(
     if not steered:
         return None
     parts = [getattr(index, name).to(device) for name in index.parts]
+    if config.steering_dtype == "bfloat16":
+        parts = [part.to(torch.bfloat16) for part in parts]
     feature, label = parts if len(parts) == 2 else (parts[0], None)
     return Steering(
         feature,

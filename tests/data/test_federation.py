@@ -143,8 +143,8 @@ def test_every_client_keeps_a_training_sample(ids, fraction, seed):
         ({"x_test": FEATURES[:, 1:], "y_test": Y, "client_ids_test": IDS}, "agree in shape"),
         ({"x_test": IMAGES, "y_test": Y, "client_ids_test": IDS}, "agree in shape and dtype"),
         ({"x_test": FEATURES, "y_test": Y, "client_ids_test": IDS + 1}, r"clients \[6\] without"),
-        ({"test_fraction": 1.0}, r"test_fraction must be in \(0, 1\), got 1.0"),
-        ({"test_fraction": 0}, r"test_fraction must be in \(0, 1\), got 0"),
+        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
+        ({"test_fraction": -0.1}, r"test_fraction must be in \[0, 1\), got -0.1"),
         ({"test_fraction": 0.05}, "0.05 leaves no test sample in any of the 6 clients"),
         ({"client_ids": range(60)}, "0.2 leaves no test sample in any of the 60 clients"),
         (
