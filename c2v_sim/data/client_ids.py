@@ -116,7 +116,7 @@ def numbered(names: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     if names.dtype.kind in "iu" and len(names):
         low, high = int(names.min()), int(names.max())
-        if high - low < 8 * len(names) and -(2**62) < low and high < 2**62:
+        if high - low < 8 * len(names) and low > -(2**62) and high < 2**62:
             from_low = names.astype(np.int64, copy=False) - low
             found = np.zeros(high - low + 1, dtype=bool)
             found[from_low] = True

@@ -8,8 +8,8 @@ A client rests floor(M / 2k) rounds. A is never formed (ops.client_scores). The 
 and `scores` changes only when a round is finished.
 
 All of the index is read once a round. With `steering_dtype = bfloat16` that is half as much: its
-numbers are rounded to the nearest bfloat16, once and before the first round; A is that of the rounded
-vectors, and products are added in float32 as before. The saved index stays what it is.
+numbers are rounded to the nearest bfloat16, once and before the first round; A is that of the
+rounded vectors, and products are added in float32 as before. The saved index stays what it is.
 """
 
 from collections.abc import Collection
