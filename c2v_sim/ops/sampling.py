@@ -153,14 +153,14 @@ def _likely_floor(
     rank = math.ceil(expected + 4 * math.sqrt(expected) + 4)
     if rank > len(looked):
         return None
-    with np.errstate(divide="ignore"):
-        keys = _keys(scores[looked], tau, v[looked])
+    keys = _keys(scores[looked], tau, v[looked])
     return float(np.partition(keys, -rank)[-rank])
 
 
 def _keys(scores: np.ndarray, tau: float, v: np.ndarray) -> np.ndarray:
     """s / tau + g but for the last bits: NumPy's own logarithms are not those of its gumbel."""
-    return scores.astype(np.float64) / tau - np.log(-np.log1p(-v))
+    with np.errstate(divide="ignore"):  # v = 0: infinite, and not used
+        return scores.astype(np.float64) / tau - np.log(-np.log1p(-v))
 
 
 def _rounding(key: float) -> float:
