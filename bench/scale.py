@@ -6,7 +6,8 @@
 Every number of clients has a process of its own: `each` training samples of `width` float32
 features and one test sample a client, a linear model, uniform cohorts. Writes scale.json, scale.md
 (the table) and scale.png. Times are CPU times, medians of some rounds, so that other work on the
-machine shows little; the evaluation works on all cores and has its wall time beside.
+machine shows little; the evaluation works on all cores and has its wall time beside, a round has
+only that.
 
     start-up         from_arrays and Simulator
     memory           the most that was resident until the first rounds and evaluations were done,
@@ -16,7 +17,7 @@ machine shows little; the evaluation works on all cores and has its wall time be
     index read       the one pass over that index, two parts of `index-width` bfloat16 numbers a
                      client, that gives the scores; the fraction is of the bandwidth of a sum over
                      one of the parts in the same process
-    round            sampling, training and aggregating, without evaluation
+    round            sampling, training and aggregating, without evaluation; wall time
 """
 
 import argparse
@@ -54,8 +55,8 @@ COLUMNS = {  # of the table: title, key, format
     "index read": ("read_ms", "{:.1f} ms"),
     "of bandwidth": ("of_bandwidth", "{:.0%}"),
     "evaluation": ("evaluation", "{:.3f} s"),
-    "wall": ("evaluation_wall", "{:.3f} s"),
-    "round": ("round_ms", "{:.1f} ms"),
+    "its wall time": ("evaluation_wall", "{:.3f} s"),
+    "round, wall time": ("round_ms", "{:.1f} ms"),
 }
 
 
@@ -204,7 +205,7 @@ def plot(rows: list[dict[str, float]], path: Path) -> None:
         axes.loglog(clients, [scale * row[key] for row in rows], marker="o", label=name)
     axes.set(xlabel="clients", ylabel="milliseconds", title="What a run takes by its clients")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
     figure.savefig(path, dpi=120)
 
 
