@@ -46,19 +46,13 @@ class Result:
 
     @property
     def best(self) -> RoundRecord:
-        return max(self._some_evaluated(), key=lambda r: r.accuracy or 0.0)
+        """With the best accuracy; the last round, without one, where none was evaluated."""
+        return max(self.evaluated or self.records[-1:], key=lambda r: r.accuracy or 0.0)
 
     @property
     def final(self) -> RoundRecord:
-        return self._some_evaluated()[-1]
-
-    def _some_evaluated(self) -> list[RoundRecord]:
-        if not self.evaluated:
-            raise ValueError(
-                f"none of the {len(self.records)} rounds was evaluated, so none is the best: train "
-                "with test samples, or look at `records`"
-            )
-        return self.evaluated
+        """The last that was evaluated; the last round where none was."""
+        return (self.evaluated or self.records)[-1]
 
 
 class Stopwatch:
