@@ -57,6 +57,7 @@ class _RestedCohorts:
         chosen = ops.sample_cohort(
             np.broadcast_to(0.0, self.clients),
             self.k,
+            1.0,
             rng=rng(self.seed, SAMPLING, t),
             **who_may(self.last, t, rest_rounds(self.clients, self.k), self.k),
         ).numpy()
