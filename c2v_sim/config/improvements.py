@@ -15,6 +15,7 @@ RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
 # local-model-weights changes while the run trains and serves `improve = local` alone.
 INDICES = (*index_config.KINDS, "local-model-weights")
 INDEX_PARTS = ("both", "feature", "label")
+STEERING_DTYPES = ("float32", "bfloat16")
 WEIGHT_RULES = ("one", "caption", "appendix")
 OF_BOTH = -1.0  # the weight of one local term, where it is that of both
 
@@ -40,6 +41,9 @@ class ImprovementSettings:
     index_strategy: str = field_in_run("strategy")  # the rest of IndexConfig follows by itself
     index_part: str = of_index("both", "part of the index that is used", choices=INDEX_PARTS)
     index_shuffled: bool = of_steering(False, "a control: the index's vectors change their owners")
+    steering_dtype: str = of_steering(
+        "float32", "how the index is read that steers", PACE | MEMORY, STEERING_DTYPES
+    )
     tau: float = of_sampling(0.0, "temperature; 0: 1 (global) or 0.1 (federated)", least=0.0)
     gamma: float = of_aggregation(0.5, "discount of past similarity", least=0.0, most=1.0)
     lambda1: float = of_aggregation(

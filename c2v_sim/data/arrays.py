@@ -6,6 +6,7 @@ per sample. Errors name the argument of `Federation.from_arrays` that was wrong.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,11 +14,16 @@ import numpy as np
 import torch
 
 from c2v_sim.data.as_numpy import Array, as_numpy
+from c2v_sim.data.client_ids import ClientIds, stable_order
 from c2v_sim.data.dataset import Dataset, dataset_of
-from c2v_sim.data.partition import make_partition
+from c2v_sim.data.partition import MOST_CLASSES, make_partition
 from c2v_sim.system.seeding import PARTITION, rng
 
 CHANNELS = (1, 3, 4)  # that images have
+AT_A_TIME = 2**22  # numbers that are looked at, so that no second array as large as x is made
+# Up to so many clients the test samples of each have a draw of their own, beyond they share one:
+# a million draws would take longer than all the rest.
+OWN_DRAWS = 100_000
 RENUMBER = "; number the classes from 0, or give map_labels=True"
 
 
@@ -50,9 +56,9 @@ def dataset(
     means, deviations = _normalisation(train.x, mean, std)
     given = {"x_train": train.x, "y_train": train.y, "x_test": test.x, "y_test": test.y}
     return dataset_of(
-        {key: torch.from_numpy(array) for key, array in given.items()},
+        {key: _tensor(array) for key, array in given.items()},
         name=name,
-        class_names=_class_names(class_names, np.union1d(train.y, test.y)),
+        class_names=_class_names(class_names, _classes_in(train.y, test.y)),
         mean=means,
         std=deviations,
         source="arrays",
@@ -65,7 +71,7 @@ def checked(suffix: str, x: Array, y: Array, client_ids: Array) -> Samples:
     owner = as_numpy(f"client_ids{suffix}", client_ids)
     if x.dtype.kind == "f" and x.ndim >= 2:
         x = x.astype(np.float32, copy=False)
-        if not np.isfinite(x).all():
+        if not _all_finite(x):
             raise ValueError(f"from_arrays: x{suffix} contains NaN or infinite values")
     elif x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
         x = _sequences(suffix, x)
@@ -88,12 +94,28 @@ def checked(suffix: str, x: Array, y: Array, client_ids: Array) -> Samples:
                 f"got {array.dtype} {array.shape}" + (RENUMBER if name == "y" else "")
             )
     if not len(x):
-        raise ValueError(f"from_arrays: x{suffix} is empty; at least one sample is needed")
+        without = "; without any test samples: leave the test arrays out, with test_fraction=0"
+        raise ValueError(
+            f"from_arrays: x{suffix} is empty; at least one sample is needed"
+            + (without if suffix else "")
+        )
     if y.min(initial=0) < 0:
         raise ValueError(f"from_arrays: y{suffix} must be >= 0, got {y.min()}{RENUMBER}")
-    # Tensors share memory with arrays that are contiguous and writable only.
-    x, y = np.require(x, requirements=["C", "W"]), np.require(y, np.int64, ["C", "W"])
+    # Tensors share memory with arrays that are contiguous.
+    x, y = np.require(x, requirements="C"), np.require(y, np.int64, "C")
     return Samples(x, y, owner)
+
+
+def _all_finite(x: np.ndarray) -> bool:
+    rows = max(1, AT_A_TIME // max(1, x[:1].size))
+    return all(np.isfinite(x[i : i + rows]).all() for i in range(0, len(x), rows))
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """The same memory. Nobody writes into a data set: a read-only map is used as it is."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _sequences(suffix: str, x: np.ndarray) -> np.ndarray:  # int32 [N, T]
@@ -108,23 +130,45 @@ def _sequences(suffix: str, x: np.ndarray) -> np.ndarray:  # int32 [N, T]
 
 def split(samples: Samples, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
     """`test_fraction` of each client's samples for tests; at least one stays for training."""
-    if not 0 < test_fraction < 1:
-        raise ValueError(f"from_arrays: test_fraction must be in (0, 1), got {test_fraction}")
-    generator = rng(seed, PARTITION)
-    is_test = np.zeros(len(samples.y), dtype=bool)
+    if not 0 <= test_fraction < 1:
+        raise ValueError(f"from_arrays: test_fraction must be in [0, 1), got {test_fraction}")
+    if test_fraction == 0:
+        return samples, samples.take(np.zeros(0, dtype=np.int64))
     by_owner = make_partition(
         "natural", samples.y, samples.y[:0], natural_train=samples.owner
     ).train
-    for ids in by_owner:
-        # The tiny term undoes binary rounding: 0.29 · 100 is 28.999…
-        count = min(int(test_fraction * len(ids) + 1e-9), len(ids) - 1)
-        is_test[generator.permutation(ids)[:count]] = True
+    # The tiny term undoes binary rounding: 0.29 · 100 is 28.999…
+    counts = (test_fraction * by_owner.sizes + 1e-9).astype(np.int64)
+    counts = np.minimum(counts, by_owner.sizes - 1)
+    is_test = np.zeros(len(samples.y), dtype=bool)
+    is_test[_drawn(by_owner, counts, rng(seed, PARTITION))] = True
     if not is_test.any():
         raise ValueError(
             f"from_arrays: test_fraction {test_fraction} leaves no test sample in any of the "
             f"{len(by_owner)} clients; give a larger one, or x_test, y_test and client_ids_test"
         )
     return samples.take(np.flatnonzero(~is_test)), samples.take(np.flatnonzero(is_test))
+
+
+def _drawn(
+    held: ClientIds, counts: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:  # [sum of counts]
+    """`counts[i]` of the samples of each client i, at random."""
+    if len(held) <= OWN_DRAWS:
+        chosen = zip(held, counts.tolist(), strict=True)
+        return np.concatenate([generator.permutation(ids)[:count] for ids, count in chosen])
+    mixed = generator.permutation(len(held.flat))
+    mixed = held.flat[mixed[stable_order(held.owners[mixed])]]  # each client's, in another order
+    place = np.arange(len(mixed)) - np.repeat(held.offsets[:-1], held.sizes)
+    return mixed[place < np.repeat(counts, held.sizes)]
+
+
+def _classes_in(*labels: np.ndarray) -> np.ndarray:
+    """The classes that occur, ascending, without sorting all labels."""
+    if max(y.max(initial=0) for y in labels) >= MOST_CLASSES:
+        return np.unique(np.concatenate(labels))
+    counts = [np.bincount(y, minlength=1) for y in labels]
+    return np.unique(np.concatenate([np.flatnonzero(c) for c in counts]))
 
 
 def _class_names(given: Sequence[str] | None, found: np.ndarray) -> tuple[str, ...]:

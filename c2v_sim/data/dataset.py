@@ -74,11 +74,11 @@ class Dataset:
             x: Tensor | Windows = getattr(self, f"x_{split}")
             images = x.dtype == torch.uint8 and x.ndim == 4
             known = isinstance(x, Windows) or (x.dtype in FEATURES and x.ndim >= 2)
-            if len(x) == 0 or not known:
+            if (len(x) == 0 and split == "train") or not known:
                 raise DataError(
                     f"{self.name}: x_{split} must be uint8 images [N, H, W, C], float32 or uint8 "
-                    f"features [N, …], int32 sequences [N, T] or Windows, with N > 0, got "
-                    f"{x.dtype} {tuple(x.shape)}"
+                    f"features [N, …], int32 sequences [N, T] or Windows, with N > 0 for training, "
+                    f"got {x.dtype} {tuple(x.shape)}"
                 )
             if isinstance(x, Windows) and int(x.text.max()) >= self.classes:
                 raise DataError(
@@ -108,6 +108,8 @@ class Dataset:
         if y is None or y.dtype != torch.int64 or y.shape != (n,):
             got = None if y is None else f"{y.dtype} {tuple(y.shape)}"
             raise DataError(f"{self.name}: {key} must be int64 [{n}], got {got}")
+        if n == 0:
+            return
         low, high = (int(v) for v in torch.aminmax(y))
         if low < 0 or high >= kinds:
             raise DataError(f"{self.name}: {key} must be in 0..{kinds - 1}, got {low}..{high}")

@@ -19,6 +19,7 @@ import torch
 
 from c2v_sim.data import arrays, huggingface
 from c2v_sim.data.as_numpy import Array, laid_out, numbered
+from c2v_sim.data.client_ids import ClientIds
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.data.sources import image_folders
@@ -33,11 +34,11 @@ class Federation:
     partition: Partition
 
     def __post_init__(self) -> None:
-        for part, lists, samples in (
+        for part, ids, samples in (
             ("training", self.partition.train, len(self.dataset.y_train)),
             ("test", self.partition.test, len(self.dataset.y_test)),
         ):
-            largest = max((int(ids.max()) for ids in lists if len(ids)), default=-1)
+            largest = int(ids.flat.max(initial=-1))
             if largest >= samples:
                 raise ValueError(
                     f"Federation: the partition names {part} sample {largest}, but "
@@ -47,14 +48,13 @@ class Federation:
     @cached_property
     def label_counts(self) -> torch.Tensor:  # int64 [M, K]
         """Training samples of each class that each client holds."""
-        y, classes = self.dataset.y_train, self.dataset.classes
-        own = (y[torch.from_numpy(ids)] for ids in self.partition.train)
-        return torch.stack([torch.bincount(labels, minlength=classes) for labels in own])
+        y, classes = self.dataset.y_train.numpy(), self.dataset.classes
+        return torch.from_numpy(self.partition.train.counts(y, classes))
 
     @property
     def tested(self) -> int:
         """Clients with test samples: those over which accuracies are means."""
-        return sum(len(ids) > 0 for ids in self.partition.test)
+        return self.partition.tested
 
     @property
     def domain_names(self) -> tuple[str, ...]:
@@ -70,11 +70,10 @@ class Federation:
         """
         if most == 0 or self.partition.sizes.max() <= most:
             return self
-        kept = limited_ids(self.partition, most, seed)
-        chosen = torch.from_numpy(np.concatenate(kept))
-        train = np.split(np.arange(len(chosen)), np.cumsum([len(ids) for ids in kept])[:-1])
-        dataset = self.dataset.take("train", chosen)
-        return Federation(dataset, dataclasses.replace(self.partition, train=tuple(train)))
+        kept = ClientIds.of(limited_ids(self.partition, most, seed))
+        train = ClientIds(np.arange(len(kept.flat)), kept.sizes)
+        dataset = self.dataset.take("train", torch.from_numpy(kept.flat))
+        return Federation(dataset, dataclasses.replace(self.partition, train=train))
 
     @classmethod
     def from_arrays(
@@ -105,7 +104,9 @@ class Federation:
         y: classes [N], numbered from 0, or texts, whose classes are numbered in ascending order;
         map_labels: also numbers that begin elsewhere or leave some out.
         Without test arrays, `test_fraction` of each client's samples (rounded down, at least one
-        stays for training) become its test set.
+        stays for training) become its test set; 0: there are no test samples, and no round is
+        evaluated. Arrays that need no other type or order are used as they are, read-only memory
+        maps too, where no test samples are taken out of them.
         """
         x = laid_out("x", x, layout)
         x_test = None if x_test is None else laid_out("x_test", x_test, layout)
@@ -114,6 +115,8 @@ class Federation:
         if x_test is None and y_test is None and client_ids_test is None:
             train, test = arrays.split(given, test_fraction, seed)
             origin = f"natural, test set {test_fraction:g} of each client"
+            if not len(test.y):
+                origin = "natural, no test samples"
         elif x_test is None or y_test is None or client_ids_test is None:
             raise ValueError(
                 "from_arrays: give x_test, y_test and client_ids_test, or none of them"

@@ -3,13 +3,14 @@
 In: `y_train` [N] and `y_test` [N_test] class labels, for some partitioners a domain or a client id
 per sample. Out: a `Partition`, for each of M clients its int64 training and test sample ids; every
 id at most once, no client without training samples. All draws come from `rng(seed, PARTITION)`.
+The ids lie in flat arrays (data/client_ids.py); `partition.train[i]` is a slice.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from c2v_sim.data import partitioners
+from c2v_sim.data.client_ids import ClientIds
 from c2v_sim.data.partitioners import Dealt, Request
 from c2v_sim.system.archive import read_npz
 from c2v_sim.system.files import replacing
@@ -36,54 +38,66 @@ FILE_ARRAYS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, init=False)
 class Partition:
     """Who holds which samples. `domains` maps client → domain where clients follow domains."""
 
-    train: tuple[np.ndarray, ...]  # M × int64 [N_i]
-    test: tuple[np.ndarray, ...]  # M × int64 [N_test_i], may be empty for a client
+    train: ClientIds  # M × int64 [N_i]
+    test: ClientIds  # M × int64 [N_test_i], may be empty for a client
     convention: str
     domains: tuple[int, ...] | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("train", "test"):
-            lists = tuple(_copied_ids(ids) for ids in getattr(self, name))
-            object.__setattr__(self, name, lists)
-            joined = np.concatenate(lists) if lists else np.empty(0, np.int64)
-            if joined.min(initial=0) < 0 or len(np.unique(joined)) < len(joined):
+    def __init__(
+        self,
+        train: Sequence[np.ndarray],
+        test: Sequence[np.ndarray],
+        convention: str,
+        domains: tuple[int, ...] | None = None,
+    ) -> None:
+        """Ids that are not ClientIds are copied: the partition must not change with its source."""
+        for name, lists in (("train", train), ("test", test)):
+            ids = lists if isinstance(lists, ClientIds) else ClientIds.of(lists)
+            if not ids.each_once:
                 raise ValueError(
                     f"Partition: {name} ids must be >= 0 and belong to one client only"
                 )
-        if not self.train or len(self.train) != len(self.test):
+            object.__setattr__(self, name, ids)
+        object.__setattr__(self, "convention", convention)
+        object.__setattr__(self, "domains", domains)
+        if not len(self.train) or len(self.train) != len(self.test):
             raise ValueError(
                 f"Partition: train and test must list the same clients (at least one), "
                 f"got {len(self.train)} and {len(self.test)}"
             )
-        empty = [client for client, ids in enumerate(self.train) if not len(ids)]
-        if empty:
-            raise ValueError(f"Partition: clients without training samples: {empty[:10]}")
-        if self.domains is not None and len(self.domains) != self.clients:
+        empty = np.flatnonzero(self.sizes == 0)
+        if len(empty):
+            raise ValueError(f"Partition: clients without training samples: {empty[:10].tolist()}")
+        if domains is not None and len(domains) != self.clients:
             raise ValueError(
-                f"Partition: domains must name {self.clients} clients, got {len(self.domains)}"
+                f"Partition: domains must name {self.clients} clients, got {len(domains)}"
             )
 
     @property
     def clients(self) -> int:
         return len(self.train)
 
-    @cached_property
+    @property
     def sizes(self) -> np.ndarray:
         """Training samples per client, int64 [M]."""
-        return np.array([len(ids) for ids in self.train], dtype=np.int64)
+        return self.train.sizes
+
+    @cached_property
+    def tested(self) -> int:
+        """Clients with test samples."""
+        return int(np.count_nonzero(self.test.sizes))
 
     @cached_property
     def sha256(self) -> str:
         """Hash of the ids: equal exactly when every client holds the same ids in the same order."""
         digest = hashlib.sha256()
-        for lists in (self.train, self.test):
-            sizes = np.array([len(lists), *map(len, lists)])
-            for array in (sizes, *lists):
-                digest.update(array.astype("<i8").tobytes())
+        for ids in (self.train, self.test):
+            for array in (np.array([len(ids)]), ids.sizes, ids.flat):
+                digest.update(np.ascontiguousarray(array, dtype="<i8").data)
         return digest.hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -94,10 +108,10 @@ class Partition:
                 convention=self.convention,
                 sha256=self.sha256,
                 domains=np.array(self.domains or (), dtype=np.int64),
-                train_ids=np.concatenate(self.train),
-                train_sizes=self.sizes,
-                test_ids=np.concatenate(self.test),
-                test_sizes=np.array([len(ids) for ids in self.test], dtype=np.int64),
+                train_ids=self.train.flat,
+                train_sizes=self.train.sizes,
+                test_ids=self.test.flat,
+                test_sizes=self.test.sizes,
             )
 
     @classmethod
@@ -118,19 +132,10 @@ class Partition:
         return partition
 
 
-def _copied_ids(ids: np.ndarray) -> np.ndarray:
-    ids = np.array(ids, dtype=np.int64)  # a copy: the partition must not change with its source
-    if ids.ndim != 1:
-        raise ValueError(f"Partition: ids of a client must be [N_i], got {ids.shape}")
-    return ids
-
-
-def _unjoin(ids: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, ...]:
+def _unjoin(ids: np.ndarray, sizes: np.ndarray) -> ClientIds:
     if not all(array.ndim == 1 and array.dtype.kind in "iu" for array in (ids, sizes)):
         raise ValueError("ids and sizes must be whole numbers [N]")
-    if sizes.sum() != len(ids):
-        raise ValueError(f"{len(ids)} ids for sizes that sum to {sizes.sum()}")
-    return tuple(np.split(ids, np.cumsum(sizes)[:-1]))
+    return ClientIds(ids, sizes)
 
 
 def make_partition(
@@ -173,7 +178,7 @@ def make_partition(
     if not len(request.y_train):
         raise ValueError("partition: y_train is empty; there is nothing to distribute")
     dealt = PARTITIONERS[kind](request)
-    return Partition(tuple(dealt.train), tuple(dealt.test), dealt.convention, dealt.domains)
+    return Partition(dealt.train, dealt.test, dealt.convention, dealt.domains)
 
 
 def _checked_labels(name: str, labels: np.ndarray) -> np.ndarray:
@@ -189,4 +194,4 @@ def _checked_labels(name: str, labels: np.ndarray) -> np.ndarray:
             f"partition: {name} must be below {MOST_CLASSES}, got {labels.max()}; number the "
             "classes from 0: numpy.unique(y, return_inverse=True)[1]"
         )
-    return labels.astype(np.int64)
+    return labels.astype(np.int64, copy=False)

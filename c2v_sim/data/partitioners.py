@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from c2v_sim.data.client_ids import ClientIds, evenly, grouped, joined, numbered
 from c2v_sim.data.dirichlet import LDA, MIN_SIZE
 
 IdLists = Sequence[np.ndarray]  # M × int64 [N_i]
@@ -62,7 +63,7 @@ def iid(request: Request) -> Dealt:
     """Uniformly random; all samples are used, sizes differ by at most one."""
     clients = _checked_clients("iid", request)
     train, test = (
-        np.array_split(request.generator.permutation(len(y)), clients)
+        evenly(request.generator.permutation(len(y)), clients)
         for y in (request.y_train, request.y_test)
     )
     return Dealt(train, test, "iid")
@@ -88,8 +89,12 @@ def shards(request: Request) -> Dealt:
 
 def _shards_of(y: np.ndarray, owned: np.ndarray) -> IdLists:
     """Cut the samples, sorted by label, into as many shards as `owned` [M, S] numbers."""
-    pieces = np.array_split(np.argsort(y, kind="stable"), owned.size)
-    return [np.concatenate([pieces[shard] for shard in of_client]) for of_client in owned]
+    pieces = evenly(np.argsort(y, kind="stable"), owned.size)
+    sizes = pieces.sizes[owned.ravel()]
+    # Where each shard begins, less what was put down before it: then the ids follow by counting.
+    shift = pieces.offsets[owned.ravel()] - np.cumsum(sizes) + sizes
+    flat = pieces.flat[np.repeat(shift, sizes) + np.arange(len(y))]
+    return ClientIds(flat, sizes.reshape(owned.shape).sum(axis=1))
 
 
 def by_domain(request: Request) -> Dealt:
@@ -99,8 +104,8 @@ def by_domain(request: Request) -> Dealt:
     )
     count = _domain_count(domain_train, domain_test)
     parts = _parts_per_domain(count, request.clients, request.clients_per_domain)
-    train: list[np.ndarray] = []
-    test: list[np.ndarray] = []
+    train: list[ClientIds] = []
+    test: list[ClientIds] = []
     for domain in range(count):
         ids = np.flatnonzero(domain_train == domain)
         if len(ids) < parts:
@@ -108,11 +113,12 @@ def by_domain(request: Request) -> Dealt:
                 f"by-domain: domain {domain} has {len(ids)} training samples; clients_per_domain "
                 f"must be <= {len(ids)}, got {parts}"
             )
-        train += np.array_split(request.generator.permutation(ids), parts)
+        train.append(evenly(request.generator.permutation(ids), parts))
         test_ids = np.flatnonzero(domain_test == domain)
-        test += np.array_split(request.generator.permutation(test_ids), parts)
+        test.append(evenly(request.generator.permutation(test_ids), parts))
     domains = tuple(client // parts for client in range(count * parts))
-    return Dealt(train, test, f"by-domain {parts} clients per domain", domains)
+    convention = f"by-domain {parts} clients per domain"
+    return Dealt(joined(train), joined(test), convention, domains)
 
 
 def _domain_count(domain_train: np.ndarray, domain_test: np.ndarray) -> int:
@@ -149,25 +155,23 @@ def natural(request: Request) -> Dealt:
     natural_train, natural_test = _checked_ids(
         "natural", "client ids", request, request.natural_train, request.natural_test
     )
-    owners, train_owner = np.unique(natural_train, return_inverse=True)
+    owners, train_owner = numbered(natural_train)
     if request.clients not in (None, len(owners)):
         raise ValueError(
             f"natural: the data has clients={len(owners)}, got clients={request.clients}"
         )
-    strange = np.setdiff1d(natural_test, owners)
-    if len(strange):
+    if (owners.dtype.kind in "iu") != (natural_test.dtype.kind in "iu"):
+        kinds = f"{owners.dtype} and {natural_test.dtype}"
+        raise ValueError(f"natural: client ids must be all integers or all strings, got {kinds}")
+    test_owner = np.searchsorted(owners, natural_test)
+    known = owners[np.minimum(test_owner, len(owners) - 1)] == natural_test
+    if not np.all(known):
+        strange = np.unique(natural_test[~known])
         raise ValueError(
             f"natural: test samples of clients {strange[:10]} without training samples"
         )
-    train = _group(train_owner, len(owners))
-    test = _group(np.searchsorted(owners, natural_test), len(owners))
+    train, test = grouped(train_owner, len(owners)), grouped(test_owner, len(owners))
     return Dealt(train, test, "natural")
-
-
-def _group(owner: np.ndarray, owners: int) -> IdLists:
-    """Ascending ids of the samples of each owner."""
-    ends = np.cumsum(np.bincount(owner, minlength=owners))
-    return np.split(np.argsort(owner, kind="stable"), ends[:-1])
 
 
 def _checked_clients(kind: str, request: Request) -> int:

@@ -65,13 +65,14 @@ def _client_ids(cohort: Ids, clients: int, device: torch.device) -> Tensor:  # [
 def _cohort_counts(
     sizes: Tensor | np.ndarray | Sequence[float], ids: Tensor, clients: int
 ) -> Tensor:  # [M] or [k] -> [k]
-    counts = torch.as_tensor(sizes).to(device=ids.device, dtype=torch.float64)
+    counts = torch.as_tensor(sizes)
     if counts.shape == (clients,):
-        counts = counts[ids]
+        counts = counts[ids.to(counts.device)]  # before anything is done with all M
     elif counts.shape != ids.shape:
         raise ValueError(
             f"client_scores: sizes must be [{clients}] or [{len(ids)}], got {tuple(counts.shape)}"
         )
+    counts = counts.to(device=ids.device, dtype=torch.float64)
     if counts.is_cpu and not (counts.min() >= 0 and counts.sum() > 0):
         raise ValueError(f"client_scores: sizes must be counts >= 0, got {counts.tolist()}")
     return counts

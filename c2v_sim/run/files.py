@@ -84,7 +84,7 @@ def save_clients(path: Path, federation: Federation) -> None:
     np.savez_compressed(
         path,
         label_counts=federation.label_counts.numpy(),  # [M, K]
-        test_sizes=np.array([len(ids) for ids in partition.test], dtype=np.int64),  # [M]
+        test_sizes=partition.test.sizes,  # [M]
         domains=np.array(partition.domains or (), dtype=np.int64),  # [M], or [0] without
     )
 

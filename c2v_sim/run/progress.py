@@ -175,7 +175,7 @@ def few_tested(simulator: Simulator) -> str:
     tested, clients = simulator.federation.tested, simulator.federation.partition.clients
     if tested == clients:
         return ""
-    samples = sum(map(len, simulator.federation.partition.test))
+    samples = len(simulator.federation.partition.test.flat)
     line = f"tested: {tested} of {clients} clients, {samples} samples; the others have none"
     if tested >= SHARE_TESTED * clients:
         return line

@@ -190,7 +190,7 @@ def read_clients(file: Path) -> Clients:
 
 def _older_clients(path: Path, index: ClientIndex | None) -> Clients:
     partition = Partition.load(path / run_directory.PARTITION)
-    tests = np.array([len(ids) for ids in partition.test])
+    tests = partition.test.sizes
     counts = None if index is None else index.label_counts.numpy()
     domains = None if partition.domains is None else np.array(partition.domains)
     return Clients(partition.sizes, tests, counts, domains)

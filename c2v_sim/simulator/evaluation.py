@@ -19,6 +19,8 @@ from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lane, Lanes
 
 BATCH = 500
+SHARES = 8  # that every lane takes at least, so that none waits long for another
+MOST_AT_ONCE = 64  # batches
 PROTOCOL = (
     "accuracy = unweighted mean over all clients with test samples of the global model's accuracy "
     "on the client's own test samples; weighted = the same weighted by test samples; worst10 = "
@@ -39,31 +41,40 @@ class Accuracy:
 
 
 def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
-    """For each test sample whether the global model is right, bool [N]."""
-    batches = math.ceil(len(data) / BATCH)
-    table = torch.zeros(batches, BATCH, dtype=torch.bool, device=data.device)
+    """For each test sample whether the global model is right, bool [N].
+
+    Lanes take some batches at a time: handing out each of many small ones would cost more than
+    the model does.
+    """
+    at_once = math.ceil(len(data) / BATCH / lanes.count / ranks.size() / SHARES)
+    size = BATCH * min(at_once, MOST_AT_ONCE)
+    stretches = math.ceil(len(data) / size)
+    table = torch.zeros(stretches, size, dtype=torch.bool, device=data.device)
     marks = table.view(-1)
 
-    def work(lane: Lane, batch: int) -> None:
-        begin = batch * BATCH
-        ids = torch.arange(begin, min(begin + BATCH, len(data)), device=data.device)
+    def work(lane: Lane, stretch: int) -> None:
         lane.client.model.bind(server.data[0], server.integers[0])
         module = lane.client.module.eval()
+        end = min((stretch + 1) * size, len(data))
         with torch.no_grad():
-            x, y = data.batch(ids)
-            marks[ids] = logits(module, x).argmax(dim=1) == y
+            for begin in range(stretch * size, end, BATCH):
+                ids = torch.arange(begin, min(begin + BATCH, end), device=data.device)
+                x, y = data.batch(ids)
+                torch.eq(logits(module, x).argmax(dim=1), y, out=marks[begin : begin + len(ids)])
 
     with ranks.same_fate():
-        for _ in lanes.run(work, range(ranks.rank(), batches, ranks.size())):
+        for _ in lanes.run(work, range(ranks.rank(), stretches, ranks.size())):
             pass
-    testers = [batch % ranks.size() for batch in range(batches)]
+    testers = [stretch % ranks.size() for stretch in range(stretches)]
     return ranks.pick(table, testers).view(-1)[: len(data)].cpu().numpy()
 
 
 def accuracy(marks: np.ndarray, partition: Partition) -> Accuracy:
     """The measures of PROTOCOL from the per-sample marks."""
-    counts = np.array([len(ids) for ids in partition.test])
-    rights = np.array([marks[ids].sum() for ids in partition.test])
+    counts, begins = partition.test.sizes, partition.test.offsets
+    before = np.zeros(len(partition.test.flat) + 1, dtype=np.int64)  # right ones before each sample
+    np.cumsum(marks[partition.test.flat], out=before[1:])
+    rights = before[begins[1:]] - before[begins[:-1]]
     tested = counts > 0
     clients = np.where(tested, rights / np.maximum(counts, 1), np.nan)
     values = np.sort(clients[tested])

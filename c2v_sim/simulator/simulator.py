@@ -147,7 +147,7 @@ class Simulator:
         index = index.shuffled(config.seed) if config.index_shuffled else index
         self.index = index if config.index_part == "both" else index.only(config.index_part)
         if self.regulariser is not None:
-            self.regularise_by(self.index.feature.to(self.device))
+            self.regularise_by(self.index.feature.to(self.device).float())
         sizes = self.federation.partition.sizes
         self._state.steering = build_steering(
             config, self.index, sizes, self.cohort_size, self.device
@@ -199,7 +199,8 @@ class Simulator:
             finish_round(self.sampler, clients, losses, self.training.cohort, self.server)
             self._aggregate(t, clients, weights, similarity)
         with clock("evaluate"):
-            result = self.evaluate() if self.config.evaluates(t) else None
+            due = self.config.evaluates(t) and self.federation.tested
+            result = self.evaluate() if due else None
         return make_record(
             dataset=self.federation.dataset.name,
             t=t,
@@ -254,6 +255,9 @@ class Simulator:
     def evaluate(self) -> Accuracy:
         """Accuracy of the current global model, with what clients keep of it for themselves."""
         partition = self.federation.partition
+        if not partition.tested:
+            name = self.federation.dataset.name
+            raise ValueError(f"evaluate: {name} has no test samples; give from_arrays test arrays")
         with deterministic(self.config.deterministic, self.device):
             marks = correct_at_home(
                 self.lanes, self.server, self.test_data, partition, self.algorithm

@@ -6,6 +6,10 @@
 
 A client rests floor(M / 2k) rounds. A is never formed (ops.client_scores). The state `last`, `H`
 and `scores` changes only when a round is finished.
+
+All of the index is read once a round. With `steering_dtype = bfloat16` that is half as much: its
+numbers are rounded to the nearest bfloat16, once and before the first round; A is that of the
+rounded vectors, and products are added in float32 as before. The saved index stays what it is.
 """
 
 from collections.abc import Collection
@@ -19,7 +23,7 @@ from c2v_sim import ops
 from c2v_sim.config import RunConfig
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.system.seeding import SAMPLING, rng
-from c2v_sim.training.sampling import rest_rounds
+from c2v_sim.training.sampling import rest_rounds, who_may
 
 NEVER = -(2**62)  # `last` of a client that has not taken part
 
@@ -58,14 +62,12 @@ class Steering:
 
     def cohort(self, t: int) -> np.ndarray:
         """Case study i: k ascending ids for round `t`; the scores of the first are zeros."""
-        waited = t - self.last
         cohort = ops.sample_cohort(
             self.scores,
             self.k,
             self.tau,
             rng=rng(self.seed, SAMPLING, t),
-            eligible=waited > self.rest,
-            rest=waited,
+            **who_may(self.last.numpy(), t, self.rest, self.k),
         )
         return cohort.numpy()
 
@@ -80,8 +82,7 @@ class Steering:
 
     def finish(self, t: int, clients: np.ndarray, scores: Tensor, history: Tensor) -> None:
         """Round `t` is done."""
-        self.scores.copy_(scores)
-        self.history.copy_(history)
+        self.scores, self.history = scores, history
         self.last[torch.from_numpy(clients)] = t
 
     def state(self) -> dict[str, Tensor]:
@@ -96,6 +97,8 @@ def build_steering(
     if not steered:
         return None
     parts = [getattr(index, name).to(device) for name in index.parts]
+    if config.steering_dtype == "bfloat16":
+        parts = [part.to(torch.bfloat16) for part in parts]
     feature, label = parts if len(parts) == 2 else (parts[0], None)
     return Steering(
         feature,

@@ -7,7 +7,7 @@ recorded (training/cuda_lane.py) are of no use any more.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -109,7 +109,7 @@ class CohortTraining:
     server: Arena  # row 0: the global model, where every client begins
     cohort: Arena  # row by row what the clients of a cohort end with
     data: Data
-    samples: tuple[np.ndarray, ...]  # ids of each client's samples
+    samples: Sequence[np.ndarray]  # ids of each client's samples
     local: LocalTraining
     objective: Objective
     only_averaged: bool = False  # whether nobody looks at the rows but training/aggregation.py

@@ -26,7 +26,8 @@ def cohort_size(participation: float, clients: int) -> int:
 
 def uniform(seed: int, t: int, sizes: np.ndarray, k: int) -> np.ndarray:
     """k ids for round `t`, every client alike."""
-    return ops.sample_cohort(np.zeros(len(sizes)), k, rng=rng(seed, SAMPLING, t)).numpy()
+    alike = np.broadcast_to(0.0, len(sizes))  # one number, read by all
+    return ops.sample_cohort(alike, k, rng=rng(seed, SAMPLING, t)).numpy()
 
 
 def by_size(seed: int, t: int, sizes: np.ndarray, k: int) -> np.ndarray:
@@ -53,13 +54,12 @@ class _RestedCohorts:
         return self.cohorts[t - 1]
 
     def _draw(self, t: int) -> None:
-        waited = t - self.last
         chosen = ops.sample_cohort(
-            np.zeros(self.clients),
+            np.broadcast_to(0.0, self.clients),
             self.k,
+            1.0,
             rng=rng(self.seed, SAMPLING, t),
-            eligible=waited > rest_rounds(self.clients, self.k),
-            rest=waited,
+            **who_may(self.last, t, rest_rounds(self.clients, self.k), self.k),
         ).numpy()
         self.last[chosen] = t
         self.cohorts.append(chosen)
@@ -73,10 +73,24 @@ def rest_rounds(clients: int, k: int) -> int:
     return clients // (2 * k)
 
 
+def who_may(last: np.ndarray, t: int, rest: int, k: int) -> dict[str, np.ndarray | None]:
+    """`eligible` and `rest` of ops.sample_cohort for k clients of round `t`.
+
+    last [M]: when each took part; it rests for `rest` rounds.
+    """
+    eligible = last < t - rest
+    enough = np.count_nonzero(eligible) >= k
+    return {"eligible": eligible, "rest": None if enough else t - last}
+
+
 def round_robin(seed: int, t: int, sizes: np.ndarray, k: int) -> np.ndarray:
     """k ids for round `t`: the next ones of an order that all clients stand in."""
-    order = np.argsort(-rng(seed, SAMPLING, 1).gumbel(size=len(sizes)), kind="stable")
-    return np.take(order, np.arange((t - 1) * k, t * k), mode="wrap")
+    return np.take(_order(seed, len(sizes)), np.arange((t - 1) * k, t * k), mode="wrap")
+
+
+@functools.lru_cache(maxsize=4)
+def _order(seed: int, clients: int) -> np.ndarray:
+    return np.argsort(-rng(seed, SAMPLING, 1).gumbel(size=clients), kind="stable")
 
 
 def checked_cohort(

@@ -48,6 +48,22 @@ struct Sums {
       squared[j] += x * x;
     }
   }
+
+  // The last 1..31 elements, as if zeros followed: rows of few numbers are nothing else.
+  template <class T>
+  void add_rest(const T* row, const float* direction, int64_t size) {
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const int64_t left = size - 8 * j;
+      if (left <= 0) return;
+      float x[8] = {}, d[8] = {};
+      if (left < 8)
+        for (int64_t i = 0; i < left; ++i) x[i] = to_float(row[8 * j + i]), d[i] = direction[8 * j + i];
+      const Floats a = left < 8 ? load_floats(x) : load_floats(row + 8 * j);
+      dot[j] += a * (left < 8 ? load_floats(d) : load_floats(direction + 8 * j));
+      squared[j] += a * a;
+    }
+  }
 };
 
 // In float32, repeated in float64 where squares leave its range (or are zero, or not finite).
@@ -61,11 +77,7 @@ Products products(const T* row, const float* direction, int64_t size) {
       __builtin_prefetch(row + i + kAhead / sizeof(T) + line);
     sums.add(row + i, direction + i);
   }
-  if (i < size) {
-    float x[32] = {}, d[32] = {};
-    for (int64_t j = 0; i + j < size; ++j) x[j] = to_float(row[i + j]), d[j] = direction[i + j];
-    sums.add(x, d);
-  }
+  if (i < size) sums.add_rest(row + i, direction + i, size - i);
   const auto total = [](const Floats* v) { return add_lanes((v[0] + v[1]) + (v[2] + v[3])); };
   const float dot = total(sums.dot), squared = total(sums.squared);
   if (squared > 1e-25f && squared < 1e30f) return {dot, squared};

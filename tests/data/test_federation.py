@@ -1,5 +1,7 @@
 """Federation.from_arrays: users' own arrays become a data set with a natural partition."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
@@ -146,8 +148,8 @@ def test_every_client_keeps_a_training_sample(ids, fraction, seed):
         ({"x_test": FEATURES[:, 1:], "y_test": Y, "client_ids_test": IDS}, "agree in shape"),
         ({"x_test": IMAGES, "y_test": Y, "client_ids_test": IDS}, "agree in shape and dtype"),
         ({"x_test": FEATURES, "y_test": Y, "client_ids_test": IDS + 1}, r"clients \[6\] without"),
-        ({"test_fraction": 1.0}, r"test_fraction must be in \(0, 1\), got 1.0"),
-        ({"test_fraction": 0}, r"test_fraction must be in \(0, 1\), got 0"),
+        ({"test_fraction": 1.0}, r"test_fraction must be in \[0, 1\), got 1.0"),
+        ({"test_fraction": -0.1}, r"test_fraction must be in \[0, 1\), got -0.1"),
         ({"test_fraction": 0.05}, "0.05 leaves no test sample in any of the 6 clients"),
         ({"client_ids": range(60)}, "0.2 leaves no test sample in any of the 60 clients"),
         (
@@ -196,3 +198,39 @@ def test_named_classes_may_be_without_samples():
     x, y = np.zeros((30, 4), np.float32), np.array([1, 3, 3] * 10)
     federation = Federation.from_arrays(x, y, np.arange(30) % 5, class_names=list("abcd"))
     assert federation.dataset.classes == 4
+
+
+def test_read_only_memory_maps_are_used_as_they_are(tmp_path):
+    parts = {"x": IMAGES, "y": Y.astype(np.int64), "features": FEATURES.astype(np.float32)}
+    for name, array in parts.items():
+        np.save(tmp_path / f"{name}.npy", array)
+    maps = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in parts}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for name in ("x", "features"):
+            test = {"x_test": maps[name][:6], "y_test": maps["y"][:6], "client_ids_test": IDS[:6]}
+            data = Federation.from_arrays(maps[name], maps["y"], IDS, **test).dataset
+            assert data.x_train.data_ptr() == data.x_test.data_ptr() == maps[name].ctypes.data
+            assert data.y_train.data_ptr() == maps["y"].ctypes.data
+            np.testing.assert_array_equal(data.x_train, parts[name])
+
+
+def test_a_map_that_nothing_is_taken_out_of_is_not_copied_either(tmp_path):
+    np.save(tmp_path / "x.npy", FEATURES.astype(np.float32))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    data = Federation.from_arrays(mapped, Y, IDS, test_fraction=0).dataset
+    assert data.x_train.data_ptr() == mapped.ctypes.data
+
+
+def test_a_federation_without_test_samples():
+    federation = Federation.from_arrays(FEATURES, Y, IDS, test_fraction=0)
+    assert federation.tested == 0
+    assert federation.partition.sizes.sum() == 60
+    assert federation.dataset.x_test.shape == (0, 5)
+    assert federation.partition.convention == "natural, no test samples"
+
+
+def test_client_ids_of_two_kinds_are_refused():
+    test = {"x_test": FEATURES[:2], "y_test": Y[:2], "client_ids_test": ["0", "1"]}
+    with pytest.raises(ValueError, match="all integers or all strings, got int64 and <U1"):
+        Federation.from_arrays(FEATURES, Y, IDS, **test)

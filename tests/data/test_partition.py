@@ -352,7 +352,9 @@ def test_save_and_load_round_trip(tmp_path, kind):
         saved.convention,
         saved.domains,
     )
-    for got, expected in zip(loaded.train + loaded.test, saved.train + saved.test, strict=True):
+    for got, expected in zip(
+        [*loaded.train, *loaded.test], [*saved.train, *saved.test], strict=True
+    ):
         np.testing.assert_array_equal(got, expected)
         assert got.dtype == np.int64
 

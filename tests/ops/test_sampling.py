@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from c2v_sim.ops import sample_cohort
+from c2v_sim.ops.sampling import _of_uniform
 
 
 def rng(*ids):
@@ -148,6 +149,44 @@ def test_a_million_clients():
     assert len(cohort) == 100_000
     assert (cohort.diff() > 0).all()
     assert abs(cohort.double().mean().item() / 1e6 - 0.5) < 0.01
+
+
+@pytest.mark.parametrize("tau", [0.02, 1.0, 1e300])
+@pytest.mark.parametrize("k", [1, 40, 3000, 19_000])
+def test_many_clients_are_drawn_as_if_all_had_their_noise(k, tau):
+    clients, generator = 20_011, rng(5)
+    kinds = {
+        "alike": np.broadcast_to(0.0, clients),
+        "normal": generator.normal(size=clients),
+        "sorted": np.sort(generator.random(clients)).astype(np.float32),
+        "few values": np.log(generator.integers(1, 4, clients)),
+        "one far away": np.where(np.arange(clients) == 77, 50.0, 0.0),
+    }
+    half = generator.random(clients) < 0.5
+    for t, scores in enumerate(kinds.values()):
+        for eligible in (None, half if k < 9000 else ~half | half):
+            drawn = rng(t)
+            got = sample_cohort(scores, k, tau, rng=drawn, eligible=eligible)
+            after = rng(t)
+            noise = after.gumbel(size=clients)
+            assert torch.equal(got, sample_cohort(scores, k, tau, gumbel=noise, eligible=eligible))
+            assert drawn.random() == after.random()  # the stream has moved on alike
+
+
+def test_what_few_logarithms_cannot_tell_is_left_to_all():
+    v = rng(1).random(20_000)
+    alike = np.broadcast_to(0.0, len(v))
+    noise = -np.log(-np.log(1 - v))
+    wanted = np.sort(np.argsort(-noise)[:7]).tolist()
+    assert _of_uniform(alike, 7, 1.0, v, None).tolist() == wanted
+    v[3] = 0.0  # gumbel would draw another number in its place
+    assert _of_uniform(alike, 7, 1.0, v, None) is None
+
+
+def test_equal_noise_of_many_clients_takes_the_lower_id():
+    v = rng(1).random(20_000) / 2 + 0.5
+    v[[5, 9, 11_000, 19_999]] = 0.25
+    assert _of_uniform(np.broadcast_to(0.0, len(v)), 3, 1.0, v, None).tolist() == [5, 9, 11_000]
 
 
 def test_refusals_name_what_was_wrong():

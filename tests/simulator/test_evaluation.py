@@ -30,3 +30,14 @@ def test_worst_tenth_is_a_mean_over_clients():
     assert accuracy(marks, partition(clients)).worst10 == 0.0
     marks[:3] = True
     assert accuracy(marks, partition(clients)).worst10 == pytest.approx(2 / 4)
+
+
+def test_clients_are_told_apart_as_one_by_one():
+    rng = np.random.default_rng(0)
+    marks = rng.random(300) < 0.6
+    sizes = [0, *rng.integers(0, 5, 80).tolist(), 0]
+    lists = np.split(rng.permutation(300)[: sum(sizes)], np.cumsum(sizes)[:-1])
+    result = accuracy(marks, partition(lists))
+    wanted = [marks[ids].mean() if len(ids) else np.nan for ids in lists]
+    np.testing.assert_array_equal(result.clients, wanted)
+    assert result.weighted == marks[np.concatenate(lists)].mean()

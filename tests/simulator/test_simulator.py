@@ -10,7 +10,7 @@ import torch
 from federations import image_federation
 from torch import nn
 
-from c2v_sim import RunConfig, Simulator
+from c2v_sim import Federation, RunConfig, Simulator
 from c2v_sim.models import build_model
 from c2v_sim.system.errors import TrainingError
 from c2v_sim.system.machine import intra_op_threads
@@ -170,3 +170,17 @@ def test_cuda_is_refused_with_the_remedy_where_there_is_none():
         pytest.skip("this machine has a CUDA device")
     with pytest.raises(ValueError, match="no CUDA device here; use --device cpu"):
         Simulator(image_federation(), config(device="cuda"))
+
+
+def test_a_run_without_test_samples_trains_and_says_that_nothing_was_tested():
+    x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+    arrays = (x, (x[:, 0] > 0).long(), torch.arange(40) % 5)
+    untested = Federation.from_arrays(*arrays, test_fraction=0)
+    simulator = Simulator(untested, config(model="linear", rounds=3))
+    result = simulator.run()
+    simulator.close()
+    assert [r.accuracy for r in result.records] == [None] * 3
+    assert result.records[-1].train_loss < result.records[0].train_loss
+    assert result.best.accuracy is None
+    with pytest.raises(ValueError, match="user has no test samples; give from_arrays test arrays"):
+        simulator.evaluate()
