@@ -142,5 +142,7 @@ def extension_arguments() -> dict:
     }
 
 
-# kernels/ is mapped into the package by pyproject.toml, where no search finds it.
-setup(packages=[*find_packages(include=["c2v_sim*"]), "c2v_sim.kernels"], **extension_arguments())
+if __name__ == "__main__":
+    # kernels/ is mapped into the package by pyproject.toml, where no search finds it.
+    packages = [*find_packages(include=["c2v_sim*"]), "c2v_sim.kernels"]
+    setup(packages=packages, **extension_arguments())
