@@ -1,4 +1,4 @@
-"""The package as others get it: sdist and wheel, installed outside the checkout, without a compiler.
+"""The package as others get it: sdist and wheel, outside the checkout and without a compiler.
 
 The environment is empty but for the wheel. torch and the other dependencies are lent to it by the
 environment of the tests, through a .pth file, so that they are not downloaded a second time;
@@ -139,7 +139,8 @@ def test_without_torch_it_is_built_without_native_operators_and_says_so(sources,
     """As `pip install` does it where torch is not there yet; setuptools alone is lent to it."""
     run(sys.executable, "-m", "venv", "--without-pip", "empty", cwd=tmp_path)
     (tmp_path / "lent").mkdir()
-    for part in Path(setuptools.__file__).parents[1].glob("setuptools*"):  # its entry points too
+    site = Path(setuptools.__file__).parents[1]
+    for part in (*site.glob("setuptools*"), site / "_distutils_hack"):  # with its entry points
         (tmp_path / "lent" / part.name).symlink_to(part)
     command = (tmp_path / "empty/bin/python", "setup.py", "-q", "bdist_wheel", "-d", tmp_path)
     copy = shutil.copytree(sources, tmp_path / "sources")

@@ -6,10 +6,10 @@ from c2v_sim.sweep.tables.paper import paper_entry, paper_names
 
 INTRODUCTION = """# The paper's tables
 
-The numbers that *Client2Vec* (arXiv 2405.16233) reports, as `c2v_sim/sweep/tables/paper_tables.toml`
-holds them: best accuracy in %, mean ± standard deviation where the paper gives both; seconds in
-`simulation_time_s`. A sweep sets its results beside them; what was measured here, and what cannot be
-compared, is in [reproducing the paper](reproducing-the-paper.md).
+The numbers that *Client2Vec* (arXiv 2405.16233) reports, as they stand in the file
+`c2v_sim/sweep/tables/paper_tables.toml`: best accuracy in %, mean ± standard deviation where the
+paper gives both; seconds in `simulation_time_s`. A sweep sets its results beside them. What was
+measured here, and what cannot be compared: [reproducing the paper](reproducing-the-paper.md).
 """
 
 

@@ -14,7 +14,7 @@ def printed(notebook) -> str:
 
 
 def execute(name, folder):
-    """The notebook after a run of all its cells, in `folder`; an error in a cell is an error here."""
+    """The notebook after a run of all its cells, in `folder`; an error in a cell is raised."""
     notebook = nbformat.read(EXAMPLES / name, as_version=4)
     client = NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(folder)}})
     return client.execute()
