@@ -28,6 +28,11 @@ import json, shutil, c2v_sim
 from c2v_sim.ops._dispatch import native_missing
 print(json.dumps([c2v_sim.__file__, native_missing, shutil.which("g++"), shutil.which("cc")]))
 """
+HIDE = """
+import runpy, setuptools, sys
+from importlib.util import find_spec
+sys.path[:] = [path for path in sys.path if not path.endswith("site-packages")]
+"""
 
 
 def run(*command, cwd, **variables):
@@ -153,6 +158,14 @@ def test_without_torch_it_is_built_without_native_operators_and_says_so(sources,
     assert "torch or g++ was missing when the package was installed" in missing
     done = installed("c2v-sim", "run", "--improve", "none", *TINY.split()[:-4], "--out", "run")
     assert f"torch references run instead of the native operators: {missing}" in done.stderr
+
+
+def test_a_build_from_which_pip_hides_torch_finds_it(installed, sources):
+    """pip takes the environment's packages off the path; the interpreter is the environment's."""
+    hidden = installed(installed.python, "-c", HIDE + "print(find_spec('torch'))")
+    assert hidden.stdout == "None\n"
+    ask = f"print(runpy.run_path({str(sources / 'setup.py')!r})['torch_is_found']())"
+    assert installed(installed.python, "-c", HIDE + ask).stdout == "True\n"
 
 
 @pytest.fixture(scope="module")
