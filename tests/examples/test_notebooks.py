@@ -42,7 +42,7 @@ def test_is_valid_and_stored_without_outputs(path):
 def test_the_first_run_learns_and_shows_two_pictures(tmp_path):
     done = execute("first_run.ipynb", tmp_path)
     best = float(printed(done).split("best ")[1].split()[0])
-    assert best > 0.2  # ten classes
+    assert best > 0.15  # ten classes
     data = [o.data for c in done.cells if c.cell_type == "code" for o in c.outputs if "data" in o]
     assert sum("image/png" in d for d in data) == 2
 
