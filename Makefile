@@ -9,7 +9,7 @@ SOURCES := pyproject.toml setup.py $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missing as why; \
 	print("c2v_sim: native operators", "are missing: " + why if why else "are built")'
 
-.PHONY: run test setup lint bench fuzz oldest audit faults soak clean
+.PHONY: run test setup lint bench docs wheel fuzz oldest newest audit faults soak clean
 run: $(VENV)/.installed
 	$(BIN)/python -P -m c2v_sim.run --beside-original $(ARGS)
 
@@ -24,6 +24,15 @@ lint: $(VENV)/.test-installed
 
 bench: $(VENV)/.test-installed
 	$(BIN)/pytest bench $(ARGS)
+
+# The site of the documents, in build/site; a link that leads nowhere is an error.
+docs: $(VENV)/.test-installed
+	$(BIN)/mkdocs build --strict
+
+# sdist and wheel, in dist/. The wheel is built from the sdist, so what that lacks is noticed; with
+# the CPU build of torch it holds the CPU operators and fits every torch from 2.10 on.
+wheel: $(VENV)/.test-installed
+	$(BIN)/python -P -m build --no-isolation
 
 # The long form of the nets over commands and files: every damaged file, 20,000 commands, and the
 # readers under a fuzzer that is guided by coverage, SECONDS each.
@@ -47,6 +56,21 @@ oldest:
 	$(OLDEST)/bin/pip install -r $(OLDEST)/pins.txt hypothesis==6.100 pytest==8.0
 	$(OLDEST)/bin/pip install --no-build-isolation --no-deps -e .
 	$(OLDEST)/bin/pytest $(QUICK) $(ARGS)
+
+# The newest torch of the index (gigabytes: a CUDA build), in an environment of its own, and the
+# package from its sdist, so that the checkout keeps its native operators. With an nvcc of torch's
+# CUDA version the CUDA sources are built too (CUDA_HOME). The registers that another Triton's
+# compiler spills are not asked for.
+NEWEST     := .venv-newest
+NEW_TORCH  ?= torch
+newest:
+	$(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/pip install --upgrade $(NEW_TORCH) ninja "setuptools>=77" wheel packaging build
+	rm -rf build/newest && $(NEWEST)/bin/python -P -m build --no-isolation --sdist -o build/newest
+	$(NEWEST)/bin/pip install --no-build-isolation --force-reinstall --no-deps build/newest/*.tar.gz
+	$(NEWEST)/bin/pip install "c2v_sim[report,tensorboard]" "hypothesis>=6.100" "pytest>=8"
+	$(NEWEST)/bin/python -P -m c2v_sim.doctor
+	$(NEWEST)/bin/pytest $(QUICK) tests/ops --ignore tests/ops/test_aot.py $(ARGS)
 
 # Asks the package index's database of known vulnerabilities, so it needs the network.
 audit: $(VENV)/.test-installed

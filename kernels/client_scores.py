@@ -84,7 +84,9 @@ def _direction_kernel(
         there = member < members
         row = tl.load(cohort + member, mask=there, other=0)
         weight = tl.load(coefficients + member, mask=there, other=0.0)
-        x = tl.load(index + row * stride + columns, mask=there & (columns < size), other=0.0)
+        # not `there & …`: Triton 3.9 interprets a scalar truth beside a block of them wrongly
+        inside = columns < tl.where(there, size, 0)
+        x = tl.load(index + row * stride + columns, mask=inside, other=0.0)
         # float64: the coefficient of a tiny row is beyond float32
         total += (weight * x.to(tl.float64)).to(tl.float32)
     tl.store(partial + chunk * size + columns, total, mask=columns < size)

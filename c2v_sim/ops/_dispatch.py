@@ -35,7 +35,11 @@ def _load_native() -> str | None:
     """Load c2v_sim._C; the reason as a sentence when that is impossible, else None."""
     files = sorted(Path(__file__).parent.parent.glob("_C*.so"))
     if not files:
-        return "the extension c2v_sim._C is not built; install g++ and run `make setup`"
+        return (
+            "the extension c2v_sim._C was not built: torch or g++ was missing when the package was "
+            "installed. With both, run `make setup` in a checkout, else "
+            "`pip install --no-cache-dir --no-deps --force-reinstall c2v_sim`"
+        )
     x86 = platform.machine() in ("x86_64", "AMD64")
     if x86 and torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "NO AVX"):
         return "this CPU has no AVX2, which c2v_sim._C is compiled for"
