@@ -11,7 +11,7 @@ simulator/model.py and simulator/build.py; what lasts from round to round is in 
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,7 @@ from c2v_sim.simulator.build import build_training, resident_data, some_inputs
 from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
 from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.objective import Regularised
+from c2v_sim.simulator.observers import Observer, run_observed
 from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
 from c2v_sim.simulator.state import begin_state
 from c2v_sim.simulator.steering import Similarity, Steering, build_steering
@@ -173,9 +174,9 @@ class Simulator:
             stop=self.stop,
         )
 
-    def run(self) -> Result:
-        """All remaining rounds."""
-        return Result(list(self.rounds()))
+    def run(self, observers: Iterable[Observer] = ()) -> Result:
+        """All remaining rounds; `observers` are told of each (simulator/observers.py)."""
+        return run_observed(self, observers)
 
     def _one_round(self, t: int, on_client: OnClient) -> RoundRecord:
         clock = Stopwatch()
