@@ -32,7 +32,7 @@ from c2v_sim.simulator.objective import Regularised
 from c2v_sim.simulator.observers import Observer, run_observed
 from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
 from c2v_sim.simulator.state import begin_state
-from c2v_sim.simulator.steering import Similarity, Steering, build_steering
+from c2v_sim.simulator.steering import Similarity, Steering, build_steering, used_index
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device, deterministic
@@ -119,8 +119,7 @@ class Simulator:
         if not config.needs_client_index:
             raise ValueError("use_index: the config improves nothing by a client index")
         index.check(self.federation)
-        index = index.shuffled(config.seed) if config.index_shuffled else index
-        self.index = index if config.index_part == "both" else index.only(config.index_part)
+        self.index = used_index(config, index)
         if self.regulariser is not None:
             self.regularise_by(self.index.feature.to(self.device))
         sizes = self.federation.partition.sizes
