@@ -109,11 +109,14 @@ class Client2VecFedAvg(FedAvg):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Flower's average with the index's weights, in the order of the clients."""
         ordered = sorted(replies, key=lambda r: self.client_of.get(r.metadata.src_node_id, -1))
-        metrics = [next(iter(r.content.metric_records.values()), {}) for r in answers(ordered)]
+        metrics: list[MetricRecord] = [
+            next(iter(r.content.metric_records.values()), MetricRecord()) for r in answers(ordered)
+        ]
         if metrics and all(self.weighted_by_key in own for own in metrics):  # or Flower refuses
             cohort = [self.client_of[r.metadata.src_node_id] for r in answers(ordered)]
-            prior = torch.tensor([float(own[self.weighted_by_key]) for own in metrics])
-            weights = self._weigh(server_round, np.array(cohort), prior.double())
+            examples = [own[self.weighted_by_key] for own in metrics]
+            prior = torch.tensor(examples, dtype=torch.float64)
+            weights = self._weigh(server_round, np.array(cohort), prior)
             for own, weight in zip(metrics, weights, strict=True):
                 own[self.weighted_by_key] = weight
             self.history.append(SteeredRound(server_round, cohort, weights))
