@@ -20,8 +20,8 @@ Tracker = TensorBoard | Wandb | MLflow
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
 HELP = {
     "tensorboard": "write event files into <run directory>/tensorboard",
-    "wandb": "show the run in Weights & Biases (without network: WANDB_MODE=offline)",
-    "mlflow": "show the run in MLflow: $MLFLOW_TRACKING_URI, or the folder mlruns here",
+    "wandb": "show the run in Weights & Biases, also offline",
+    "mlflow": "show the run in MLflow, or in the folder mlruns",
 }
 
 
