@@ -45,7 +45,8 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     named = "what the outputs call these settings" if everything else argparse.SUPPRESS
     out.add_argument("--label", metavar="TEXT", help=named)
     for tracker, text in HELP.items():
-        out.add_argument(f"--{tracker}", action="store_true", help=text)
+        shown = text if everything or tracker == "tensorboard" else argparse.SUPPRESS
+        out.add_argument(f"--{tracker}", action="store_true", help=shown)
     out.add_argument(
         "--ranks", type=positive, metavar="N", help="processes that share the run (torchrun)"
     )

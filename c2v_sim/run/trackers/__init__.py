@@ -19,7 +19,7 @@ Tracker = TensorBoard | Wandb | MLflow
 # The flag of each, and what its help says.
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "wandb": Wandb, "mlflow": MLflow}
 HELP = {
-    "tensorboard": "write event files into <run directory>/tensorboard",
+    "tensorboard": "write event files; --wandb and --mlflow are alike",
     "wandb": "show the run in Weights & Biases, also offline",
     "mlflow": "show the run in MLflow, or in the folder mlruns",
 }
