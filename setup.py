@@ -11,7 +11,7 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-CPU_SOURCES = ["csrc/ops.cpp", *sorted(str(p) for p in Path("csrc/cpu").glob("*.cpp"))]
+CPU_SOURCES = ["csrc/ops.cpp", *sorted(str(p) for p in Path("csrc/cpu").rglob("*.cpp"))]
 CUDA_SOURCES = ["csrc/cuda/bindings.cpp", *sorted(str(p) for p in Path("csrc/cuda").glob("*.cu"))]
 HEADERS = sorted(str(p) for p in Path("csrc").rglob("*.h"))
 # The oldest torch whose stable C++ interface the sources use (2.10: parallel_for).

@@ -7,7 +7,8 @@ The way of the data, and the file for each stage:
   3  index/encoders/embed.py   samples and labels → unit vectors, cached
   4  index/dsa_ign.py          the network that makes indices; index/training.py trains it
   5  index/build.py            one vector per client, with its provenance and quality
-  6  training/sampling.py      who trains this round; simulator/steering.py where an index decides
+  6  training/sampling.py      who trains this round, or one of training/samplers;
+                               simulator/steering.py where an index decides
   7a training/arena.py         client models as rows of one buffer
   7b training/local_client.py  one client while it trains
   7c training/cohort.py        trains a cohort, on the lanes of training/lanes.py
@@ -35,6 +36,7 @@ from c2v_sim.index.sent import index_from_embeddings
 from c2v_sim.run.presets import preset
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.training.samplers import Sampler
 
 __all__ = [
     "Algorithm",
@@ -46,6 +48,7 @@ __all__ = [
     "Result",
     "RoundRecord",
     "RunConfig",
+    "Sampler",
     "Simulator",
     "build_index",
     "index_from_embeddings",

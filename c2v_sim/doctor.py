@@ -29,7 +29,7 @@ from c2v_sim.system.output import printed
 def machine(device: torch.device) -> dict[str, str]:
     """Facts about machine and software, in the order of printing."""
     return {
-        "machine": f"{platform.system()} {platform.machine()}, {_processor()}",
+        "machine": f"{platform.system()} {platform.machine()}, {processor()}",
         "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "python": platform.python_version(),
         "torch": f"{torch.__version__}, {torch.get_num_threads()} intra-op threads, "
@@ -51,7 +51,7 @@ def _cuda() -> str:
     return f"{torch.version.cuda or torch.version.hip}, {', '.join(names)}"
 
 
-def _processor() -> str:
+def processor() -> str:
     try:
         with open("/proc/cpuinfo") as lines:
             return next(s.split(":", 1)[1].strip() for s in lines if s.startswith("model name"))

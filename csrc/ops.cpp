@@ -6,6 +6,10 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
       "client_scores(Tensor feature_index, Tensor? label_index, Tensor cohort, Tensor omega) "
       "-> Tensor");
+  m.def("convolution(Tensor x, Tensor w, Tensor? bias, int padding) -> Tensor");
+  m.def(
+      "convolution_backward(Tensor grad_y, Tensor x, Tensor w, int padding, bool need_x, "
+      "bool need_w, bool need_b) -> (Tensor, Tensor, Tensor)");
   m.def(
       "fused_ffn(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, Tensor seed, "
       "float dropout) -> Tensor");
@@ -15,6 +19,8 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
       "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("max_pool(Tensor x, bool relu) -> (Tensor, Tensor)");
+  m.def("max_pool_backward(Tensor grad_y, Tensor which, int height, int width) -> Tensor");
   m.def(
       "projection_orthogonality(Tensor z_p, Tensor index, bool cosine, bool with_grad) "
       "-> (Tensor, Tensor)");

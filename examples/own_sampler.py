@@ -1,42 +1,39 @@
-"""A sampling policy of your own: power-of-choice (Cho et al., 2020), without touching the package.
+"""A sampler of your own: active federated learning (Goetz et al., 2019), outside of the package.
 
-    candidates   d clients, drawn without replacement, proportional to their sizes
-    cohort       the k candidates on whose training data the global model has the largest loss
+    value    v_i = sqrt(N_i) times the client's mean loss when it last trained
+    cohort   k clients without replacement, proportional to exp(v_i / T); the unknown count as the
+             most valuable of all
 
-A policy is anything that can be called with (seed, round, sizes [M], k) and answers with k client
-ids. Draw from (seed, round) alone, and a run that is resumed chooses the same clients.
+The simplest sampler is a function of (seed, round, sizes [M], k) that answers with k client ids.
+One that learns from the rounds is a Sampler: what it keeps it asks of the run, which saves it, so
+that a run that is resumed chooses the same clients. The hooks are described in
+c2v_sim/training/samplers/sampler.py.
 
     python examples/own_sampler.py
 """
 
-import copy
-
 import numpy as np
 import torch
-from torch.nn.functional import cross_entropy
 
-from c2v_sim import Federation, RunConfig, Simulator
-from c2v_sim.models import logits
-from c2v_sim.training.sampling import by_size
+from c2v_sim import Federation, RunConfig, Sampler, Simulator, ops
+from c2v_sim.system.seeding import SAMPLING, rng
 
 
-class PowerOfChoice:
-    def __init__(self, candidates):
-        self.candidates = candidates
-        self.simulator = None  # the run it chooses for; set once that exists
+class Active(Sampler):
+    def __init__(self, temperature):
+        self.temperature = temperature
+
+    def start(self, run):
+        self.loss = run.server_state("sampler.loss", run.clients)  # zeros: not known yet
 
     def __call__(self, seed, t, sizes, k):
-        drawn = by_size(seed, t, sizes, max(k, self.candidates))
-        model = copy.deepcopy(self.simulator.model).to(self.simulator.device).eval()
-        model.load_state_dict(self.simulator.global_model())
-        losses = [self.loss(model, client) for client in drawn]
-        return drawn[np.argsort(losses)[-k:]]
+        value = np.sqrt(sizes) * self.loss.cpu().numpy()
+        value[value == 0] = value.max()
+        draw = rng(seed, SAMPLING, t)
+        return ops.sample_cohort(value, k, self.temperature, rng=draw).numpy()
 
-    @torch.no_grad()
-    def loss(self, model, client):
-        samples = self.simulator.federation.partition.train[client]
-        x, y = self.simulator.train_data.batch(torch.from_numpy(samples))
-        return cross_entropy(logits(model, x), y).item()
+    def finish(self, clients, losses):
+        self.loss[torch.from_numpy(clients)] = losses
 
 
 def toy_federation(clients=40, samples=50, seed=0) -> Federation:
@@ -52,10 +49,8 @@ def toy_federation(clients=40, samples=50, seed=0) -> Federation:
 
 def main() -> None:
     config = RunConfig(model="mlp", rounds=40, participation=0.1, lr=0.1, batch_size=16)
-    for name, sampler in (("uniform", None), ("power-of-choice", PowerOfChoice(candidates=20))):
+    for name, sampler in (("uniform", None), ("active", Active(temperature=0.3))):
         simulator = Simulator(toy_federation(), config, sampler=sampler)
-        if sampler is not None:
-            sampler.simulator = simulator
         records = list(simulator.rounds())
         simulator.close()
         rare = np.mean([client % 10 == 0 for r in records for client in r.cohort])

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tomli_w
 from command_server import Commands
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, assume, example, given, settings
 from settings_cases import Case, commands
 from settings_model import expected
 
@@ -78,6 +78,7 @@ def check_refusal(code: int, out: str, err: str, names: set[str]) -> None:
 
 @net(max_examples=CASES)
 @given(case=commands(FIELDS, PRESETS))
+@example(case=Case(flags={"index_clip_model": "\x1e"}))  # ends a line
 def test_a_command_is_accepted_or_refused_as_the_model_says(folder, case):
     config, at_fault = expected(case)
     arguments = case.arguments(written(case, folder))
@@ -159,6 +160,12 @@ def test_a_plain_process_says_the_same(tmp_path):
     for argument, code, said in (
         (b"--rounds=3", 0, "rounds = 3\n"),
         (b"--rounds=0", 2, "c2v_sim: error: rounds must be at least 1, got 0\n"),
+        (
+            b"--index-clip-model=\x1b[2J\n\x1e",
+            2,
+            "index_clip_model = \\x1b[2J\\n\\x1e has no effect",
+        ),
+        (b"--\x1b[2J", 2, "unrecognized arguments: --\\x1b[2J\n"),
         (b"--pretrained=\xff", 2, "c2v_sim: error: pretrained must be text in UTF-8"),
     ):
         command = [sys.executable, "-P", "-m", "c2v_sim.run", argument, "--print-config"]

@@ -115,13 +115,22 @@ def test_every_hook_is_described_and_exists():
 def test_the_hooks_are_called_in_the_order_of_the_table():
     called = []
 
-    class Watching(Algorithm):
+    class Keeping(Algorithm):  # clients keep something, so that they are asked to personalise
+        def start(self, run):
+            self.personal = run.client_rows("own", 1)
+
+        def finish(self, client, row, origin):
+            self.personal.write(client, row[:1])
+
+        personal = None
+
+    class Watching(Keeping):
         pass
 
     def watch(name):
         def hook(self, *arguments):
             called.append(name)
-            return getattr(Algorithm, name)(self, *arguments)
+            return getattr(Keeping, name)(self, *arguments)
 
         setattr(Watching, name, hook)
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 from file_damage import Creates
 
-from c2v_sim.data.sources import cifar10, shakespeare
+from c2v_sim.data.sources import cifar10, fashion_mnist, shakespeare
 from c2v_sim.data.sources.cifar10_pickle import BatchUnpickler, read_pickle
+from c2v_sim.data.weights import KNOWN
+from c2v_sim.models.plain_pickle import TensorUnpickler
 from c2v_sim.models.pretrained import read_state_dict
 from c2v_sim.system.archive import read_npz
 
@@ -54,10 +56,14 @@ def test_pickles_that_try_do_not_succeed(tmp_path):
     objects[0] = Creates(marker)
     np.savez(tmp_path / "a.npz", x=objects)
     torch.save({"weight": Creates(marker)}, tmp_path / "a.pth")
-    (tmp_path / "b.pth").write_bytes(pickle.dumps(Creates(marker)))
+    for name in ("b.pth", "c.pkl"):
+        (tmp_path / name).write_bytes(pickle.dumps(Creates(marker)))
+    # A storage inside a plain pickle of tensors, which torch itself would load freely.
+    inner = SavedStorage((tmp_path / "b.pth").read_bytes())
+    (tmp_path / "d.pkl").write_bytes(pickle.dumps({"weight": inner}))
     with pytest.raises(ValueError, match=r"[Oo]bject"):
         read_npz(tmp_path / "a.npz", ["x"])
-    for name in ("a.pth", "b.pth"):
+    for name in ("a.pth", "b.pth", "c.pkl", "d.pkl"):
         with pytest.raises(ValueError, match=name):
             read_state_dict(tmp_path / name)
     with pytest.raises(ValueError, match="does not belong in a CIFAR-10 batch"):
@@ -67,6 +73,19 @@ def test_pickles_that_try_do_not_succeed(tmp_path):
     assert marker.exists()  # so the trap works
 
 
+class SavedStorage:
+    def __init__(self, content):
+        self.content = content
+
+    def __reduce__(self):
+        return torch.storage._load_from_bytes, (self.content,)
+
+
+def test_a_plain_pickle_of_tensors_may_name_three_things():
+    allowed = {name for _, name in TensorUnpickler._allowed}
+    assert allowed == {"OrderedDict", "_rebuild_tensor_v2", "_load_from_bytes"}
+
+
 def test_a_batch_of_cifar_may_name_arrays_alone():
     assert {name for _, name in BatchUnpickler._allowed} == {"_reconstruct", "ndarray", "dtype"}
 
@@ -74,6 +93,8 @@ def test_a_batch_of_cifar_may_name_arrays_alone():
 def test_everything_that_is_downloaded_comes_over_https_and_is_compared_with_a_hash():
     """A new address must be added here together with its hash."""
     known = {cifar10.URL: cifar10.MD5} | dict.fromkeys(shakespeare.URLS, shakespeare.ROLES_SHA256)
+    known |= {weights.url: weights.sha256 for weights in KNOWN.values()}
+    known |= {f"{fashion_mnist.URL}{name}": md5 for name, _, md5 in fashion_mnist.FILES.values()}
     pages = {"http://ai.bu.edu/M3SDA/"}  # for people: the program does not fetch it
     for file in SOURCES:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -92,3 +113,30 @@ def test_every_dependency_has_a_lower_bound_that_make_oldest_installs():
     assert len(pins) == len(project["dependencies"])
     assert all(re.fullmatch(r"[\w.-]+==[\d.]+", pin) for pin in pins)
     assert "torch==2.13" not in pins  # the one that is installed first, by its exact version
+
+
+SAFE = {"name": "numpy", "version": "2.0", "vulns": []}
+HOLED = {"name": "requests", "version": "2.0", "vulns": [{"id": "CVE-2018-18074"}]}
+UNKNOWN = {"name": "scipy", "skip_reason": "Dependency not found on PyPI: scipy (1.17.1)"}
+OWN = {"name": "torch", "skip_reason": "Dependency not found on PyPI: torch (2.13.0+cpu)"}
+
+
+@pytest.mark.parametrize(
+    ("packages", "code", "said"),
+    [
+        ([SAFE, OWN], 0, ["1 packages looked up, 0 vulnerable", "in no database: torch"]),
+        ([SAFE, HOLED], 1, ["2 packages looked up, 1 vulnerable", "requests 2.0: CVE-2018-18074"]),
+        (
+            [UNKNOWN],
+            1,
+            [
+                "0 packages looked up, 0 vulnerable",
+                "NOT looked up: scipy (Dependency not found on PyPI: scipy (1.17.1))",
+            ],
+        ),
+    ],
+)
+def test_what_was_not_looked_up_is_not_called_clean(packages, code, said):
+    from audit import verdict
+
+    assert verdict(packages) == (code, said)

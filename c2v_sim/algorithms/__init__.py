@@ -5,13 +5,27 @@ from typing import Any
 
 from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.algorithms.fedavgm import FedAvgM
+from c2v_sim.algorithms.fedbn import FedBN
 from c2v_sim.algorithms.feddyn import FedDyn
 from c2v_sim.algorithms.fediir import FedIIR
 from c2v_sim.algorithms.fedlc import FedLC
+from c2v_sim.algorithms.fednova import FedNova
 from c2v_sim.algorithms.fedprox import FedProx
 from c2v_sim.algorithms.moon import Moon
+from c2v_sim.algorithms.scaffold import Scaffold
+from c2v_sim.algorithms.server_optimisers import ServerOptimiser
 
 __all__ = ["ALGORITHMS", "Algorithm"]
+
+
+def _server_optimiser(name: str) -> Callable[[Any], Algorithm]:
+    return lambda settings: ServerOptimiser(
+        name,
+        settings.server_lr,
+        settings.server_beta1,
+        settings.server_beta2,
+        settings.server_tau,
+    )
 
 
 # The settings are a run's (config/, a room above this one).
@@ -23,4 +37,10 @@ ALGORITHMS: dict[str, Callable[[Any], Algorithm]] = {
     "moon": lambda settings: Moon(settings.moon_mu, settings.moon_temperature),
     "fedlc": lambda settings: FedLC(settings.fedlc_tau),
     "fediir": lambda settings: FedIIR(settings.fediir_penalty, settings.fediir_ema),
+    "scaffold": lambda settings: Scaffold(),
+    "fednova": lambda settings: FedNova(),
+    "fedbn": lambda settings: FedBN(),
+    "fedadagrad": _server_optimiser("fedadagrad"),
+    "fedyogi": _server_optimiser("fedyogi"),
+    "fedadam": _server_optimiser("fedadam"),
 }

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.aggregation import average
 from c2v_sim.training.arena import Arena
+from c2v_sim.training.client_rows import ClientRows
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import StepTerms
 
@@ -56,6 +57,11 @@ class Algorithm:
 
     name = "fedavg"
     capturable = True  # False: a GPU cannot record and replay a step (training/cuda_lane.py)
+
+    @property
+    def personal(self) -> ClientRows | None:
+        """The rows of what clients keep of the model for themselves, where they do."""
+        return None
 
     @property
     def plain_sgd(self) -> bool:
@@ -96,6 +102,10 @@ class Algorithm:
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         """The algorithm's loss of a batch, z = features(x) [B, d], logits [B, K]."""
         return F.cross_entropy(logits, y)
+
+    def personalise(self, client: int, row: Tensor) -> None:
+        """Write what `client` keeps for itself over the global `row` [size]; for evaluation, on a
+        lane's thread."""
 
     def prior(self, sizes: Tensor) -> Tensor:  # [k] -> [k]
         """What the weights of the cohort are proportional to before any index: N_i."""

@@ -1,11 +1,13 @@
-"""What an algorithm is given of a run in `start` and `before_round`; whole when it is handed out.
+"""What an algorithm is given of a run in `start` and `before_round`, and a sampler in `start`.
 
 Tensors that last from round to round are asked of it in `start`; the run saves them by their name
 and puts them back.
 """
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,6 +18,7 @@ from c2v_sim.training.arena import Arena, Layout
 from c2v_sim.training.client_rows import Budget, ClientRows, RankedRows
 from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.local_training import LocalTraining, batch_bounds
+from c2v_sim.training.samplers.local_losses import local_losses
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +32,14 @@ class RunParts:
     train_data: ResidentData
     local: LocalTraining
     budget: Budget  # of the clients' rows
+    cohort_size: int  # k
     row_dtype: torch.dtype = torch.float32
     tensors: dict[str, Tensor] = field(default_factory=dict)  # those of server_state
     rows: dict[str, ClientRows] = field(default_factory=dict)  # those of client_rows
+
+    @property
+    def clients(self) -> int:
+        return self.federation.partition.clients
 
     @property
     def layout(self) -> Layout:
@@ -43,21 +51,34 @@ class RunParts:
 
     def server_state(self, name: str, *shape: int) -> Tensor:
         """Zeros that the algorithm changes in place and the checkpoint keeps."""
+        self._check_new(name, self.tensors)
         self.tensors[name] = torch.zeros(shape, device=self.device)
         return self.tensors[name]
 
     def client_rows(self, name: str, width: int) -> ClientRows:
         """A row of `width` numbers for every client, kept between its participations."""
+        self._check_new(name, self.rows)
         kind = ClientRows if ranks.size() == 1 else RankedRows
         self.rows[name] = kind(
             name,
-            self.federation.partition.clients,
+            self.clients,
             width,
             device=self.device,
             budget=self.budget,
             dtype=self.row_dtype,
         )
         return self.rows[name]
+
+    def _check_new(self, name: str, known: Collection[str]) -> None:
+        if name in known:
+            raise ValueError(
+                f"state {name!r} was asked for twice: algorithm and sampler need names of their own"
+            )
+
+    def local_losses(self, clients: Sequence[int]) -> np.ndarray:  # [n]
+        """The global model's mean loss on the training samples of each of `clients`."""
+        samples = self.federation.partition.train
+        return local_losses(self.lanes, self.server, self.train_data, samples, clients)
 
     def batches(self, samples: int) -> list[tuple[int, int]]:
         """Begin and end of each batch of a client with so many samples."""

@@ -57,6 +57,8 @@ def is_finished(folder: Path, rounds: int) -> bool:
 
 def new_pair(config: RunConfig, label: str, out: Path | None) -> Pair:
     """The pair of a run with the settings `config`; bad input is refused, nothing is written."""
+    if not config.eval_every:
+        raise ConfigError("--beside-original compares accuracies, so eval_every must be at least 1")
     if not config.improve:
         raise ConfigError(
             "--beside-original compares a run that a client index improves with the original, but "

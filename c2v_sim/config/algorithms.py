@@ -2,13 +2,16 @@
 
 from dataclasses import dataclass
 
-from c2v_sim.system.settings import Affects, Section
+from c2v_sim.system.settings import POSITIVE, Affects, Section
 
 of_algorithm = Section("what some algorithms have of their own", Affects.RESULT)
 of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir = (
     of_algorithm.needing(algorithm=name)
     for name in ("fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir")
 )
+ADAPTIVE = ("fedadagrad", "fedyogi", "fedadam")
+of_adaptive = of_algorithm.needing(algorithm=ADAPTIVE)
+of_second_moment = of_algorithm.needing(algorithm=ADAPTIVE[1:])
 
 
 @dataclass(frozen=True)
@@ -26,3 +29,11 @@ class AlgorithmSettings:
     fediir_ema: float = of_fediir(
         0.95, "share of the old mean gradient that is kept", least=0.0, most=1.0
     )
+    server_lr: float = of_adaptive(0.01, "learning rate of the server's optimiser", **POSITIVE)
+    server_beta1: float = of_adaptive(
+        0.9, "beta1 of the server's optimiser (the paper's fedadagrad: 0)", least=0.0, below=1.0
+    )
+    server_beta2: float = of_second_moment(
+        0.99, "beta2 of the server's optimiser", least=0.0, below=1.0
+    )
+    server_tau: float = of_adaptive(1e-3, "tau, how adaptive the server is", **POSITIVE)

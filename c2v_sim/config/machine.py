@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from c2v_sim.index.config import of_machine
+from c2v_sim.models.convolutions import CONVOLUTIONS
 from c2v_sim.system import settings
 from c2v_sim.system.machine import DEVICES
 from c2v_sim.system.settings import PAPER, Affects
@@ -33,5 +34,12 @@ class MachineSettings:
     device: str = of_machine("auto", "where to train", BITS | PLACE | PACE, DEVICES)
     deterministic: bool = of_machine(
         True, "only operators that give the same bits every time", RESULT | PACE, told=PAPER
+    )
+    conv: str = of_machine(
+        "auto",
+        "convolutions with fewer products where they are faster, or torch's",
+        BITS | PACE,
+        CONVOLUTIONS,
+        before="torch",
     )
     checkpoint_every: int = of_machine(5, "rounds between checkpoints", PLACE, least=1)

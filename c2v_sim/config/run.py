@@ -16,11 +16,15 @@ from c2v_sim.config.improvements import ImprovementSettings
 from c2v_sim.config.machine import MachineSettings
 from c2v_sim.config.training import TrainingSettings
 from c2v_sim.data.load import DATASETS
+from c2v_sim.data.weights import check_weights
 from c2v_sim.index import config as index_config
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.system import settings
 from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.parse import read_toml
+from c2v_sim.training.sampling import cohort_size
+
+COHORT = "cohort = {} and participation = {} both say how many clients train; leave one of them out"
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,20 @@ class RunConfig(  # a dataclass has the fields of its last base first
             )
         if (self.train_size or self.test_size) and self.dataset != "shapes":
             raise ConfigError(f"train_size and test_size are for shapes, not {self.dataset}")
+        if self.cohort and self.participation != RunConfig.participation:
+            raise ConfigError(COHORT.format(self.cohort, self.participation))
+        check_weights(self.pretrained, self.model, self.norm)
         self.check_index(self.sampling)
+
+    def cohort_of(self, clients: int) -> int:
+        """Of `clients` as many as train in a round."""
+        if self.cohort > clients:
+            raise ConfigError(f"cohort must be at most the {clients} clients, got {self.cohort}")
+        return self.cohort or cohort_size(self.participation, clients)
+
+    def evaluates(self, t: int) -> bool:
+        """Whether the accuracy is taken after round `t`."""
+        return self.eval_every > 0 and (t % self.eval_every == 0 or t == self.rounds)
 
     @property
     def needs_client_index(self) -> bool:
@@ -100,6 +117,8 @@ def make_config(
             f"clients = {config.clients} has no effect with clients_per_domain = "
             f"{config.clients_per_domain}: leave one of them out"
         )
+    if config.cohort and "participation" in flags:
+        raise ConfigError(COHORT.format(config.cohort, config.participation))
     return settings.without_idle(config, given, flags, shared)
 
 

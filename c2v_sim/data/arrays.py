@@ -1,7 +1,7 @@
 """A user's arrays → checked samples, split into training and test, and the data set of them.
 
-Enters: x uint8 [N, H, W, C] or float [N, …], y [N] integers, a client id per sample. Errors name
-the argument of `Federation.from_arrays` that was wrong.
+Enters: x uint8 [N, H, W, C] or [N, D], float [N, …] or integers [N, T], y [N] integers, a client id
+per sample. Errors name the argument of `Federation.from_arrays` that was wrong.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
 
+from c2v_sim.data.as_numpy import Array, as_numpy
 from c2v_sim.data.dataset import Dataset, dataset_of
 from c2v_sim.data.partition import make_partition
 from c2v_sim.system.seeding import PARTITION, rng
 
-Array = ArrayLike | torch.Tensor
 CHANNELS = (1, 3, 4)  # that images have
-RENUMBER = "; number the classes from 0: y = numpy.unique(y, return_inverse=True)[1]"
+RENUMBER = "; number the classes from 0, or give map_labels=True"
 
 
 @dataclass(frozen=True)
 class Samples:
     """Samples, their classes and whose they are."""
 
-    x: np.ndarray  # uint8 [N, H, W, C] or float32 [N, …]
+    x: np.ndarray  # uint8 [N, H, W, C] or [N, D], float32 [N, …], int32 [N, T]
     y: np.ndarray  # int64 [N]
     owner: np.ndarray  # integers or strings [N]
 
@@ -62,20 +61,24 @@ def dataset(
 
 def checked(suffix: str, x: Array, y: Array, client_ids: Array) -> Samples:
     """Checked arrays in the types that the simulator uses; `suffix` is for names in errors."""
-    x, y, owner = map(_numpy, (x, y, client_ids))
+    x, y = as_numpy(f"x{suffix}", x), as_numpy(f"y{suffix}", y)
+    owner = as_numpy(f"client_ids{suffix}", client_ids)
     if x.dtype.kind == "f" and x.ndim >= 2:
         x = x.astype(np.float32, copy=False)
         if not np.isfinite(x).all():
             raise ValueError(f"from_arrays: x{suffix} contains NaN or infinite values")
-    elif x.dtype != np.uint8 or x.ndim != 4:
+    elif x.dtype.kind in "iu" and x.dtype != np.uint8 and x.ndim == 2:
+        x = _sequences(suffix, x)
+    elif x.dtype != np.uint8 or x.ndim not in (2, 4):
+        grey = "; grey images are x[..., None]" if x.dtype == np.uint8 and x.ndim == 3 else ""
         raise ValueError(
-            f"from_arrays: x{suffix} must be uint8 images [N, H, W, C] or float features [N, …], "
-            f"got {x.dtype} {x.shape}"
+            f"from_arrays: x{suffix} must be uint8 images [N, H, W, C], float features [N, …], "
+            f"byte features [N, D] or integer sequences [N, T], got {x.dtype} {x.shape}{grey}"
         )
     if x.ndim == 4 and x.dtype == np.uint8 and x.shape[1] in CHANNELS and min(x.shape[2:]) > 4:
         raise ValueError(
             f"from_arrays: x{suffix} must be images [N, H, W, C], got {x.shape}, which looks like "
-            "[N, C, H, W]; give x.transpose(0, 2, 3, 1)"
+            '[N, C, H, W]; give layout="NCHW"'
         )
     for name, array, kinds in (("y", y, "iu"), ("client_ids", owner, "iuUS")):
         if array.shape != (len(x),) or array.dtype.kind not in kinds:
@@ -93,12 +96,14 @@ def checked(suffix: str, x: Array, y: Array, client_ids: Array) -> Samples:
     return Samples(x, y, owner)
 
 
-def _numpy(array: Array) -> np.ndarray:
-    if isinstance(array, torch.Tensor):
-        array = array.detach().cpu()
-        array = array.float() if array.is_floating_point() else array  # numpy has no bfloat16
-        return array.numpy()
-    return np.asarray(array)
+def _sequences(suffix: str, x: np.ndarray) -> np.ndarray:  # int32 [N, T]
+    """Symbol numbers; anything else that is whole numbers must say that it is features."""
+    if x.size and not 0 <= x.min() <= x.max() < 2**31:
+        raise ValueError(
+            f"from_arrays: x{suffix} has whole numbers {x.min()}..{x.max()}; sequences are symbol "
+            "numbers from 0, and features must be floats: x.astype('float32')"
+        )
+    return x.astype(np.int32)
 
 
 def split(samples: Samples, test_fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -148,7 +153,7 @@ def _normalisation(
     """Mean and std per channel on the scale 0..1; empty for features, which are used as given."""
     if (mean is None) != (std is None):
         raise ValueError("from_arrays: give both mean and std, or neither")
-    if x.dtype != np.uint8:
+    if x.dtype != np.uint8 or x.ndim != 4:
         if mean is not None:
             raise ValueError(
                 "from_arrays: mean and std apply to uint8 images; scale float features beforehand"

@@ -18,6 +18,8 @@ from torch import Tensor
 from c2v_sim.data.text_windows import Windows
 from c2v_sim.system.errors import DataError
 
+# Images are uint8 [N, H, W, C]; uint8 of other shapes are byte features, int32 symbol numbers.
+FEATURES = (torch.float32, torch.uint8, torch.int32)
 ARRAYS = ("x_train", "y_train", "x_test", "y_test", "domain_train", "domain_test")
 
 
@@ -26,7 +28,7 @@ class Dataset:
     """Images, labels and, where the data has them, domains (feature shift)."""
 
     name: str  # as every output must print it
-    x_train: Tensor | Windows = field(repr=False)  # uint8 [N, H, W, C] or float32 [N, …]
+    x_train: Tensor | Windows = field(repr=False)  # images uint8 [N, H, W, C], or see FEATURES
     y_train: Tensor = field(repr=False)  # int64 [N]
     x_test: Tensor | Windows = field(repr=False)
     y_test: Tensor = field(repr=False)
@@ -71,11 +73,12 @@ class Dataset:
         for split in ("train", "test"):
             x: Tensor | Windows = getattr(self, f"x_{split}")
             images = x.dtype == torch.uint8 and x.ndim == 4
-            known = images or isinstance(x, Windows) or (x.dtype == torch.float32 and x.ndim >= 2)
+            known = isinstance(x, Windows) or (x.dtype in FEATURES and x.ndim >= 2)
             if len(x) == 0 or not known:
                 raise DataError(
-                    f"{self.name}: x_{split} must be uint8 images [N, H, W, C], float32 features "
-                    f"[N, …] or Windows, with N > 0, got {x.dtype} {tuple(x.shape)}"
+                    f"{self.name}: x_{split} must be uint8 images [N, H, W, C], float32 or uint8 "
+                    f"features [N, …], int32 sequences [N, T] or Windows, with N > 0, got "
+                    f"{x.dtype} {tuple(x.shape)}"
                 )
             if isinstance(x, Windows) and int(x.text.max()) >= self.classes:
                 raise DataError(

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from c2v_sim.data import arrays
-from c2v_sim.data.arrays import Array
+from c2v_sim.data import arrays, huggingface
+from c2v_sim.data.as_numpy import Array, laid_out, numbered
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.data.sources import image_folders
@@ -91,15 +92,24 @@ class Federation:
         std: Sequence[float] | None = None,
         seed: int = 0,
         name: str = "user",
+        layout: str = "NHWC",
+        map_labels: bool = False,
     ) -> Federation:
         """A federation of the clients named in `client_ids` (integers or strings, one per sample).
 
-        x: uint8 images [N, H, W, C], normalised by `mean` and `std` (default: those of the
-        training images), or float features [N, …], which reach the model as they are (the image
-        models expect uint8). y: integer classes [N].
+        All of them may be NumPy arrays, torch tensors, columns or tables of pandas, or lists.
+        x: uint8 images [N, H, W, C] (with layout "NCHW": [N, C, H, W]), normalised by `mean` and
+        `std` (default: those of the training images); float features [N, …] or bytes [N, D], which
+        reach the model as floats of the same value (the image models expect images); or integer
+        sequences [N, T], which reach it as symbol numbers, int64.
+        y: classes [N], numbered from 0, or texts, whose classes are numbered in ascending order;
+        map_labels: also numbers that begin elsewhere or leave some out.
         Without test arrays, `test_fraction` of each client's samples (rounded down, at least one
         stays for training) become its test set.
         """
+        x = laid_out("x", x, layout)
+        x_test = None if x_test is None else laid_out("x_test", x_test, layout)
+        y, y_test, class_names = numbered(y, y_test, class_names, map_labels)
         given = arrays.checked("", x, y, client_ids)
         if x_test is None and y_test is None and client_ids_test is None:
             train, test = arrays.split(given, test_fraction, seed)
@@ -116,6 +126,45 @@ class Federation:
             "natural", train.y, test.y, natural_train=train.owner, natural_test=test.owner
         )
         return cls(dataset, dataclasses.replace(partition, convention=origin))
+
+    @classmethod
+    def from_huggingface(
+        cls,
+        dataset: Any,
+        *,
+        label: str,
+        client: str | None = None,
+        partitioner: Any | None = None,
+        inputs: str | Sequence[str] | None = None,
+        tokenizer: huggingface.Tokenizer | None = None,
+        size: tuple[int, int] | None = None,
+        **options: Any,
+    ) -> Federation:
+        """A federation of a data set of the package `datasets`: its rows, or the folder of it.
+
+        label: the column of the classes. client: the column that says whose a row is; or
+        partitioner: one of `flwr_datasets`, which deals the training rows. inputs: the column or
+        columns of the samples (default: all others): one of images (resized to `size` = (H, W),
+        where they differ), one of texts (`tokenizer`: n texts -> numbers [n, T]), or numbers.
+        options: those of `from_arrays` (test_fraction, seed, name, …). A DatasetDict's `test` is
+        the test set where a column names the clients.
+        """
+        if (client is None) == (partitioner is None):
+            raise ValueError("from_huggingface: give client=… (a column) or partitioner=…")
+        rows, test_rows = huggingface.splits(dataset)
+        known = huggingface.Columns((), label, client, tokenizer, size)
+        columns = huggingface.columns_of(rows, inputs, known)
+        train = huggingface.read(rows, columns, partitioner)
+        if test_rows is not None and partitioner is not None:
+            raise ValueError(
+                "from_huggingface: a partitioner deals the training rows only; give "
+                "dataset['train'], of which a part of each client's rows is for tests"
+            )
+        if test_rows is not None:
+            test = huggingface.read(test_rows, columns)
+            options |= {"x_test": test.x, "y_test": test.y, "client_ids_test": test.owner}
+        options = {"class_names": huggingface.class_names(rows, label)} | options
+        return cls.from_arrays(train.x, train.y, train.owner, **options)
 
     @classmethod
     def from_image_folders(

@@ -1,7 +1,7 @@
 """Stage 1: a data set's name -> images and labels as tensors, with where they came from.
 
-Enters: a name from DATASETS and a folder. Leaves: a `Dataset` with images uint8 [N, H, W, 3] (a
-batch permuted to [B, 3, H, W] is channels_last already) or windows of a text (text_windows.py), and
+Enters: a name from DATASETS and a folder. Leaves: a `Dataset` with images uint8 [N, H, W, C] (a
+batch permuted to [B, C, H, W] is channels_last already) or windows of a text (text_windows.py), and
 labels int64 [N], on the CPU. Data that comes from known clients names the client of each sample.
 """
 
@@ -12,13 +12,14 @@ from pathlib import Path
 import platformdirs
 
 from c2v_sim.data.dataset import Dataset
-from c2v_sim.data.sources import cifar10, domainnet, pacs, shakespeare, shapes
+from c2v_sim.data.sources import cifar10, domainnet, fashion_mnist, pacs, shakespeare, shapes
 from c2v_sim.data.sources.source import Request, Source
 from c2v_sim.system.errors import DataError, Unreachable, remedy
 
 DATASETS: dict[str, Source] = {
     "shapes": shapes.SOURCE,
     "cifar10": cifar10.SOURCE,
+    "fashion-mnist": fashion_mnist.SOURCE,
     "shakespeare": shakespeare.SOURCE,
     "domainnet": domainnet.SOURCE,
     "pacs": pacs.SOURCE,

@@ -1,8 +1,9 @@
 """Data that stays on the device: one uint8 tensor; batches are gathered and normalised there.
 
 Images are stored [N, H, W, C], so the permuted batch is channels_last without a copy. Data that
-is already floating point (a user's features) is handed on as it is. Windows of a text are cut out
-of the resident text and handed on as int64 symbol numbers [B, length].
+is already floating point (a user's features) is handed on as it is, bytes that are no images as
+floats of the same value. Windows of a text are cut out of the resident text and handed on, like
+sequences, as int64 symbol numbers [B, length].
 """
 
 import torch
@@ -42,7 +43,8 @@ class ResidentData:
         """
         x, y = self.x.index_select(0, ids), self.y.index_select(0, ids)
         if not self._images:
-            return (x.long() if isinstance(self.x, Windows) else x), y
+            symbols = isinstance(self.x, Windows) or x.dtype == torch.int32
+            return (x.long() if symbols else x.float()), y
         if generator is not None:
             x = crop_and_flip(x, generator)
         x = x.permute(0, 3, 1, 2).to(torch.float32)

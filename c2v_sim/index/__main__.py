@@ -12,6 +12,7 @@ import json
 import sys
 import threading
 import traceback
+from contextlib import ExitStack
 from pathlib import Path
 
 from c2v_sim.config import FIELDS, RunConfig, make_config
@@ -32,7 +33,7 @@ from c2v_sim.run.index import (
     shown_training,
 )
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError, fail, naming, remedy
-from c2v_sim.system.files import make_directory, remove_leftovers, write_atomically
+from c2v_sim.system.files import in_use, make_directory, remove_leftovers, write_atomically
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.interrupt import Interrupt
 from c2v_sim.system.machine import keep_freed_memory
@@ -107,8 +108,13 @@ class Task:
     plot: bool
 
 
-def prepare(arguments: argparse.Namespace) -> Task:
-    """All that can be wrong with the input is found here, before a file is written."""
+def prepare(arguments: argparse.Namespace, held: ExitStack) -> Task:
+    """All that can be wrong with the input is found here, before a file is written.
+
+    The directory is kept for this process until `held` is closed.
+    """
+    if arguments.resume and (arguments.resume / SETTINGS).is_file():
+        held.enter_context(in_use(arguments.resume))
     run, config = settings_of(arguments)
     if arguments.out is not None and arguments.out.exists():
         raise ConfigError(
@@ -126,6 +132,7 @@ def prepare(arguments: argparse.Namespace) -> Task:
         text = run_directory.to_json(directory_settings(run, config))
         numbered = arguments.out is None
         out = make_directory(out, lambda p: write_settings(p, text), numbered=numbered)
+        held.enter_context(in_use(out))
     plot = arguments.plot is not None
     return Task(federation, embeddings, config, run.data_dir, out, plot)
 
@@ -213,9 +220,9 @@ def main(argv: list[str] | None = None) -> int:
     if arguments.plot not in (None, Path()):
         return plot_saved(arguments)
     keep_freed_memory()
-    with Interrupt() as interrupt:
+    with ExitStack() as held, Interrupt() as interrupt:
         try:
-            task = prepare(arguments)
+            task = prepare(arguments, held)
             interrupt.stop = threading.Event()
         except (ValueError, OSError, RuntimeError, ImportError) as error:
             return fail(2, str(error))

@@ -162,7 +162,10 @@ class ClientIndex:
         except (KeyError, TypeError, ValueError) as error:  # parts that are missing or misshapen
             raise ValueError(f"the index {path} is damaged: {error}; build it anew") from error
         if federation is not None:
-            index.check(federation, allow_other=allow_other)
+            try:
+                index.check(federation, allow_other=allow_other)
+            except ValueError as error:
+                raise ValueError(f"{path}: {error}") from error
         return index
 
 

@@ -1,4 +1,4 @@
-"""Weights from a file: a state dict (.pth, .pt, .safetensors) → into a model, all or nothing.
+"""Weights from a file: a state dict (.pth, .safetensors, .pkl) → into a model, all or nothing.
 
 Key names are the model's own; ResNet18 and MobileNetV2 have torchvision's. Where the file has
 another number of classes, the classifier keeps its new weights and everything else is loaded.
@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, _weights_only_unpickler, nn
 
+from c2v_sim.models.plain_pickle import read_plain_pickle
 from c2v_sim.system.text import in_bytes
 
 SHOWN = 10  # keys of a kind that an error names
@@ -36,9 +37,10 @@ class Pretrained:
     file: str  # name without folder
     sha256: str
     classifier: str  # "loaded", or why it is new
+    source: str = "a file"  # or the address, or the package, that it was fetched from
 
 
-def load_pretrained(model: nn.Module, path: str | Path) -> Pretrained:
+def load_pretrained(model: nn.Module, path: str | Path, source: str = "a file") -> Pretrained:
     """Load the state dict at `path` into `model`; ValueError lists the keys that do not match."""
     path = Path(path).expanduser()
     with torch.no_grad():
@@ -55,7 +57,7 @@ def load_pretrained(model: nn.Module, path: str | Path) -> Pretrained:
     model.load_state_dict(given, strict=False)  # batch counts may be missing, see _check
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return Pretrained(path.name, digest, classifier)
+    return Pretrained(path.name, digest, classifier, source)
 
 
 def _while_unpickling(error: Exception) -> bool:
@@ -69,8 +71,11 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        _check_sizes(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        if path.suffix == ".pkl":
+            state = read_plain_pickle(path.read_bytes())
+        else:
+            _check_sizes(path)
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise ValueError(f"pretrained: cannot read {path}: {error.strerror or error}") from error
     except (*DAMAGED, *OF_ARGUMENTS) as error:
@@ -80,7 +85,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
             raise
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ValueError(
-            f"pretrained: {path} is not a .pth or .safetensors file of plain tensors "
+            f"pretrained: {path} is not a .pth, .safetensors or .pkl file of tensors "
             f"(truncated, damaged, or a whole pickled model?): {first}"
         ) from error
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):

@@ -6,6 +6,7 @@ Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 
 from c2v_sim.ops.aggregation_weights import aggregation_weights
 from c2v_sim.ops.client_scores import client_scores
+from c2v_sim.ops.convolution import convolution
 from c2v_sim.ops.fused_ffn import fused_ffn
 from c2v_sim.ops.index_losses import (
     diversity_loss,
@@ -13,6 +14,7 @@ from c2v_sim.ops.index_losses import (
     orthogonality_loss,
     similarity_loss,
 )
+from c2v_sim.ops.max_pool import max_pool
 from c2v_sim.ops.projection_orthogonality import prepared_index, projection_orthogonality
 from c2v_sim.ops.sampling import sample_cohort
 from c2v_sim.ops.sgd_step import sgd_step_
@@ -21,9 +23,11 @@ from c2v_sim.ops.weighted_sum import weighted_sum
 __all__ = [
     "aggregation_weights",
     "client_scores",
+    "convolution",
     "diversity_loss",
     "fused_ffn",
     "index_losses",
+    "max_pool",
     "orthogonality_loss",
     "prepared_index",
     "projection_orthogonality",

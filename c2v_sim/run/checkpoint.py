@@ -197,7 +197,8 @@ def _about_records(records: Path, simulator: Simulator) -> JsonObject:
     last round was evaluated only because it was the last."""
     lines, config = records.read_bytes().splitlines(keepends=True), simulator.config
     about: JsonObject = {"count": simulator.round, "sha256": _hash(lines)}
-    if simulator.round == config.rounds and simulator.round % config.eval_every:
+    last = simulator.round == config.rounds
+    if last and config.eval_every and simulator.round % config.eval_every:
         about["sha256_longer"] = _hash([*lines[:-1], without_accuracy(lines[-1])])
     return about
 

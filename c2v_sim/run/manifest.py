@@ -18,6 +18,7 @@ from c2v_sim.data.federation import Federation
 from c2v_sim.models import NORMED_MODELS
 from c2v_sim.ops._dispatch import OPERATORS, native_missing
 from c2v_sim.simulator.evaluation import PROTOCOL
+from c2v_sim.simulator.personal import AT_HOME
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system.settings import Affects, facts_of, fixed
 
@@ -51,7 +52,7 @@ def manifest(simulator: Simulator, label: str, command: str) -> Facts:
         "client_state": simulator.row_plan.sentence,
         "seed": config.seed,
         "settings": kept_settings(config),
-        "evaluation": PROTOCOL,
+        "evaluation": PROTOCOL + ("" if simulator.algorithm.personal is None else AT_HOME),
         "lanes": simulator.lanes.count,
         "backend": backend_facts(simulator.device),
         "versions": versions(),

@@ -61,9 +61,11 @@ class Progress:
             return
         elapsed = time.perf_counter() - self.start
         left = elapsed / (record.round - self.first) * (self.rounds - record.round)
+        shown = ""
+        if record.accuracy is not None:
+            shown = f"clients {percent(record.accuracy)}  whole {percent(record.accuracy_global)}  "
         print(
-            f"round {record.round}/{self.rounds}  clients {percent(record.accuracy)}  "
-            f"whole {percent(record.accuracy_global)}  loss {record.train_loss:.3f}  "
+            f"round {record.round}/{self.rounds}  {shown}loss {record.train_loss:.3f}  "
             f"{sum(record.seconds.values()):.1f} s  ETA {left:.0f} s",
             file=self.stream,
             flush=True,
@@ -124,7 +126,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
     lines += [f"  {line}"] if (line := few_tested(simulator)) else []
     if simulator.pretrained is not None:
         start = simulator.pretrained
-        lines.append(f"  starts from {start.file}; classifier {start.classifier}")
+        lines.append(f"  starts from {start.file} ({start.source}); classifier {start.classifier}")
     if simulator.device.type == "cpu" and native_missing:
         lines.append(f"  torch references run instead of the native operators: {native_missing}")
     print("\n".join(lines), file=sys.stderr, flush=True)
@@ -153,8 +155,13 @@ def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> 
     best, final = result.best, result.final
     dataset, config = simulator.federation.dataset, simulator.config
     print(f"\n{dataset.name}, {config.model}, {config.algorithm}, seed {config.seed}, {label}")
-    print(f"{'test accuracy':<24}{f'best (round {best.round})':>18}{f'last ({final.round})':>12}")
-    for name, words in ACCURACIES.items():
+    measures = ACCURACIES if result.evaluated else {}
+    if measures:
+        last = f"last ({final.round})"
+        print(f"{'test accuracy':<24}{f'best (round {best.round})':>18}{last:>12}")
+    else:
+        print(f"not evaluated (eval_every = 0); training loss {final.train_loss:.3f}")
+    for name, words in measures.items():
         at_best, at_end = percent(getattr(best, name)), percent(getattr(final, name))
         print(f"{words:<24}{at_best:>18}{at_end:>12}")
     time_taken = f"time: {cost_so_far(out, result.records).words()}"

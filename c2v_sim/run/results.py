@@ -34,7 +34,7 @@ ORIGINAL_CURVE: dict[str, Any] = {
 def write_results(
     path: Path, simulator: Simulator, result: Result, *, recorded: bool = True
 ) -> dict[str, OSError]:
-    """Write the three files; those that could not be written, and why.
+    """Write the files (no picture without accuracies); those that could not be written, and why.
 
     The summary comes last, and only if the others and the records of all rounds (`recorded`) are
     on disk: where it is, the directory is complete, and a sweep has no reason to come back.
@@ -42,15 +42,15 @@ def write_results(
     dataset = simulator.federation.dataset.name
     facts = {"dataset": dataset, "model": simulator.config.model, "round": simulator.round}
     about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
-    if simulator.client_accuracy is None:  # resumed after its last round
-        simulator.evaluate()
     text = to_json(summary(simulator, result, cost_so_far(path, result.records)))
-    picture = accuracy_figure(result, figure_title(dataset, simulator.config))
     writers: dict[str, Callable[[Path], object]] = {
         MODEL: lambda file: tensor_file.save(file, simulator.global_model(), about),
-        PICTURE: lambda file: write_atomically(file, lambda p: picture.savefig(p, format="png")),
-        RESULT: lambda file: write_text(file, text),
     }
+    if result.evaluated:
+        picture = accuracy_figure(result, figure_title(dataset, simulator.config))
+        png = saved_as_png(picture)
+        writers[PICTURE] = lambda file: write_atomically(file, png)
+    writers[RESULT] = lambda file: write_text(file, text)
     failed: dict[str, OSError] = {}
     for name, write in writers.items():
         try:
@@ -60,6 +60,10 @@ def write_results(
         except OSError as error:
             failed[name] = error
     return failed
+
+
+def saved_as_png(picture: Figure) -> Callable[[Path], None]:
+    return lambda path: picture.savefig(path, format="png")
 
 
 def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, object]:
@@ -72,7 +76,7 @@ def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, objec
         "clients": simulator.federation.partition.clients,
         "tested_clients": simulator.federation.tested,
         "best_accuracy": best.accuracy,
-        "best_round": best.round,
+        "best_round": best.round if result.evaluated else None,
         "final_accuracy": final.accuracy,
         "final_accuracy_weighted": final.accuracy_weighted,
         "final_accuracy_worst10": final.accuracy_worst10,

@@ -51,8 +51,9 @@ def check_rounds(folder: Path, saved: RunConfig, wanted: RunConfig) -> None:
     come where it would not be otherwise."""
     found = generations(folder / run_directory.CHECKPOINTS)
     done = int(found[-1].name) if found else 0
-    evaluated = wanted.rounds == saved.rounds or done % wanted.eval_every == 0
-    least = done if evaluated else done + 1
+    every = wanted.eval_every
+    as_ever = wanted.rounds == saved.rounds or every == 0 or done % every == 0
+    least = done if as_ever else done + 1
     if wanted.rounds < least:
         raise ConfigError(
             f"--resume {folder}: {done} rounds are done, so rounds must be at least {least}, got "

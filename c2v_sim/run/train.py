@@ -16,6 +16,7 @@ from c2v_sim.system.errors import (
     CheckpointError,
     ConfigError,
     Interrupted,
+    NoRoom,
     TrainingError,
     fail,
     remedy,
@@ -42,8 +43,8 @@ def execute(
             go_on(journal.out, simulator)
         show_start(simulator, journal.out, label)
         train(simulator, journal)
-        if simulator.client_accuracy is None:  # resumed after its last round
-            simulator.evaluate()
+        if simulator.client_accuracy is None and simulator.config.eval_every:
+            simulator.evaluate()  # it was resumed after its last round
         return finish(journal, label, pair) if ranks.is_first() else 0
     except (CheckpointError, ConfigError) as error:
         return fail(2, str(error))
@@ -52,6 +53,10 @@ def execute(
             return fail(1, f"{error}. What was done before is in {journal.out}")
         traceback.print_exception(error.__cause__)
         return fail(1, f"{error}. {journal.goes_on().capitalize()}: {again}")
+    except NoRoom as error:  # in the middle of a round: the last checkpoint is good
+        if ranks.size() > 1:
+            return torchrun.tell(1, error, f"Then: {again}")
+        return fail(1, f"{error}. {remedy(error).capitalize() or 'Mend that'}, then: {again}")
     except Interrupted:
         interrupt.number = max(number or 0 for number in ranks.gather(interrupt.number)) or None
         lost = f"; NOT saved: {', '.join(journal.unsaved())}" if journal.unsaved() else ""

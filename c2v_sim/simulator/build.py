@@ -18,7 +18,7 @@ from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
 from c2v_sim.training.memory import check_fits, lane_bytes
 from c2v_sim.training.optimisers import Sgd
-from c2v_sim.training.sampling import cohort_size
+from c2v_sim.training.samplers import Sampler
 from c2v_sim.training.stacked import stackable
 
 
@@ -42,6 +42,7 @@ def local_training(config: RunConfig) -> LocalTraining:
         optimiser=Sgd(config.lr, config.momentum, config.weight_decay),
         seed=config.seed,
         augment=config.augment == "crop-flip",
+        shuffle=config.shuffle,
     )
 
 
@@ -51,6 +52,7 @@ def build_training(
     data: ResidentData,
     built: Assembled,
     cohort: int,
+    sampler: Sampler,
     stop: threading.Event,
 ) -> CohortTraining:
     """Arenas and lanes for cohorts of `cohort` clients; refused where they do not fit in memory."""
@@ -72,7 +74,7 @@ def build_training(
         samples=federation.partition.train,
         local=local_training(config),
         objective=built.objective,
-        only_averaged=only_averaged(built.objective),
+        only_averaged=only_averaged(built.objective) and not sampler.needs_rows,
     )
 
 
@@ -98,5 +100,5 @@ def trains_stacked(federation: Federation, config: RunConfig) -> bool:
     data, _ = resident_data(federation.dataset, torch.device("cpu"))
     algorithm = ALGORITHMS[config.algorithm](config)
     built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
-    cohort = cohort_size(config.participation, federation.partition.clients)
+    cohort = config.cohort_of(federation.partition.clients)
     return stackable(built.model, local_training(config), built.objective, cohort)

@@ -14,9 +14,11 @@ from c2v_sim.algorithms.local_regulariser import LocalRegulariser, add_projectio
 from c2v_sim.config import RunConfig
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.text_windows import Windows
+from c2v_sim.data.weights import weights_file
 from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model, logits
+from c2v_sim.models.convolutions import take_over_convolutions
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.simulator.classifier_index import classifier_width
 from c2v_sim.simulator.objective import Regularised
@@ -64,6 +66,8 @@ def assemble(
             )
             grows = config.index == "local-model-weights"
             objective = Regularised(algorithm, regulariser, index_grows=grows)
+    if config.conv == "auto":
+        take_over_convolutions(whole)
     return Assembled(whole, pretrained, objective)
 
 
@@ -85,7 +89,9 @@ def base_model(
         )
     except ValueError as error:
         raise ValueError(f"{error}. {how_samples_come(dataset)}") from error
-    return model, load_pretrained(model, config.pretrained) if config.pretrained else None
+    if not config.pretrained:
+        return model, None
+    return model, load_pretrained(model, *weights_file(config.pretrained, config.data_dir))
 
 
 def check_output(model: nn.Module, dataset: Dataset, sample: Tensor) -> None:
@@ -114,11 +120,16 @@ def how_samples_come(dataset: Dataset) -> str:
     x = dataset.x_train
     if isinstance(x, Windows):
         return f"Text reaches a model as symbol numbers [B, {x.shape[1]}]"
-    if x.dtype == torch.uint8:
+    if x.dtype == torch.int32:
+        return (
+            f"Integer sequences [N, {x.shape[1]}] reach a model as symbol numbers, int64 "
+            f"[B, {x.shape[1]}]; features must be floats"
+        )
+    if x.dtype == torch.uint8 and x.ndim == 4:
         return "Images uint8 [N, H, W, C] reach a model as float32 [B, C, H, W]"
     return (
-        f"Float features [N, {', '.join(map(str, x.shape[1:]))}] reach a model as they are; "
-        "images must be uint8 [N, H, W, C]"
+        f"Features [N, {', '.join(map(str, x.shape[1:]))}] reach a model as floats of "
+        "the same value; images must be uint8 [N, H, W, C]"
     )
 
 

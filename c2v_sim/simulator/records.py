@@ -46,11 +46,13 @@ class Result:
 
     @property
     def best(self) -> RoundRecord:
-        return max(self.evaluated, key=lambda r: r.accuracy or 0.0)
+        """With the best accuracy; the last round, without one, where none was evaluated."""
+        return max(self.evaluated or self.records[-1:], key=lambda r: r.accuracy or 0.0)
 
     @property
     def final(self) -> RoundRecord:
-        return self.evaluated[-1]
+        """The last that was evaluated; the last round where none was."""
+        return (self.evaluated or self.records)[-1]
 
 
 class Stopwatch:

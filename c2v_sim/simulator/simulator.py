@@ -26,10 +26,11 @@ from c2v_sim.index.build import obtain_index
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.encoders.prompts import embeddable
 from c2v_sim.simulator.build import build_training, resident_data, some_inputs
-from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
+from c2v_sim.simulator.evaluation import Accuracy, accuracy
 from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.objective import Regularised
 from c2v_sim.simulator.observers import Observer, run_observed
+from c2v_sim.simulator.personal import correct_at_home
 from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
 from c2v_sim.simulator.state import begin_state
 from c2v_sim.simulator.steering import Similarity, Steering, build_steering, used_index
@@ -39,7 +40,9 @@ from c2v_sim.system.machine import choose_device, deterministic
 from c2v_sim.training.aggregation import shares
 from c2v_sim.training.client_rows import lent
 from c2v_sim.training.cohort import OnClient, dealt, train_cohort
-from c2v_sim.training.sampling import SAMPLERS, Policy, checked_cohort, cohort_size
+from c2v_sim.training.samplers import SAMPLERS, Sampler, as_sampler
+from c2v_sim.training.samplers.sampler import Cohort, choose, finish_round
+from c2v_sim.training.sampling import Policy
 from c2v_sim.training.stacked import stackable, train_stacked
 
 
@@ -53,13 +56,14 @@ class Simulator:
         *,
         model: nn.Module | None = None,
         algorithm: Algorithm | None = None,
-        sampler: Policy | None = None,
+        sampler: Policy | Sampler | None = None,
         index: ClientIndex | None = None,
         scratch: Path | None = None,
     ) -> None:
         """`config.clients`, dataset and partition fields are taken from `federation` instead.
 
-        sampler: who trains, instead of `config.sampling`: (seed, round, sizes [M], k) -> k ids.
+        sampler: who trains, instead of `config.sampling`: (seed, round, sizes [M], k) -> k ids, or
+        a Sampler, which may keep state and ask for losses.
         index: what the improvements of the config use; without one, it is built before the first
         round, or `use_index` brings it. scratch: folder for client state beyond the memory.
         """
@@ -69,11 +73,11 @@ class Simulator:
             raise ValueError(
                 "Simulator: a sampler and improve = sampling both choose the cohort; leave one out"
             )
-        self.sampler = sampler or SAMPLERS[config.sampling]
+        self.sampler = as_sampler(sampler) if sampler else SAMPLERS[config.sampling](config)
         self.algorithm = algorithm or ALGORITHMS[config.algorithm](config)
         self.device = choose_device(config.device)
         self.stop = threading.Event()  # set it to end `rounds` after the steps in flight
-        self.cohort_size = cohort_size(config.participation, federation.partition.clients)
+        self.cohort_size = config.cohort_of(federation.partition.clients)
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
         self.index = index if config.needs_client_index else None
         width = None if self.index is None else self.index.feature.shape[1]
@@ -82,13 +86,20 @@ class Simulator:
         built = assemble(config, dataset, self.algorithm, model, sample, width)
         self.model, self.pretrained = built.model, built.pretrained
         self.training = build_training(
-            config, federation, self.train_data, built, self.cohort_size, self.stop
+            config, federation, self.train_data, built, self.cohort_size, self.sampler, self.stop
         )
         self.server, self.lanes = self.training.server, self.training.lanes
         self.layout, local = self.server.layout, self.training.local
         self.stacked = stackable(self.model, local, built.objective, self.cohort_size)
         self._state = begin_state(
-            config, federation, self.model, self.algorithm, self.training, self.train_data, scratch
+            config,
+            federation,
+            self.model,
+            self.algorithm,
+            self.sampler,
+            self.training,
+            self.train_data,
+            scratch,
         )
         self.row_plan = self._state.row_plan  # where the clients' rows will lie
         if self.index is not None:
@@ -180,16 +191,17 @@ class Simulator:
     def _one_round(self, t: int, on_client: OnClient) -> RoundRecord:
         clock = Stopwatch()
         with clock("sample"):
-            clients = self._choose(t)
+            chosen = self._choose(t)
+            clients = chosen.clients
             similarity = self.steering.similarity_to(clients) if self.steering else None
         with clock("train"):
             losses = self._train(t, clients, on_client)
         with clock("aggregate"):
-            weights = self._weights(clients, similarity)
+            weights = self._weights(chosen, similarity)
+            finish_round(self.sampler, clients, losses, self.training.cohort, self.server)
             self._aggregate(t, clients, weights, similarity)
         with clock("evaluate"):
-            due = t % self.config.eval_every == 0 or t == self.config.rounds
-            result = self.evaluate() if due else None
+            result = self.evaluate() if self.config.evaluates(t) else None
         return make_record(
             dataset=self.federation.dataset.name,
             t=t,
@@ -201,13 +213,11 @@ class Simulator:
             seconds=clock.seconds,
         )
 
-    def _choose(self, t: int) -> np.ndarray:
-        """The cohort's ids, ascending."""
+    def _choose(self, t: int) -> Cohort:
         if self.steering and "sampling" in self.steering.improve:
-            return self.steering.cohort(t)
+            return Cohort(self.steering.cohort(t))
         sizes = self.federation.partition.sizes
-        chosen = self.sampler(self.config.seed, t, sizes, self.cohort_size)
-        return checked_cohort(chosen, t, len(sizes), self.cohort_size)
+        return choose(self.sampler, self.config.seed, t, sizes, self.cohort_size)
 
     def _train(self, t: int, clients: np.ndarray, on_client: OnClient) -> Tensor:
         """The cohort's rows; its mean losses [k]."""
@@ -218,9 +228,11 @@ class Simulator:
         with lent(self._state.parts.rows.values(), clients.tolist(), trainers):
             return train_cohort(self.training, clients, t, on_client)
 
-    def _weights(self, clients: np.ndarray, similarity: Similarity | None) -> Tensor:
+    def _weights(self, chosen: Cohort, similarity: Similarity | None) -> Tensor:
         """The cohort's aggregation weights, float64 [k]."""
-        prior = self.algorithm.prior(torch.from_numpy(self.federation.partition.sizes[clients]))
+        clients, times = chosen
+        sizes = torch.from_numpy(self.federation.partition.sizes[clients])
+        prior = self.algorithm.prior(sizes) if times is None else torch.from_numpy(times)
         if self.steering and similarity and "aggregation" in self.steering.improve:
             return self.steering.weights(clients, similarity.history, prior)
         return shares(prior)
@@ -230,7 +242,7 @@ class Simulator:
     ) -> None:
         """The trained rows become the state after round `t`: this must not be interrupted."""
         server, cohort, classifiers = self.server, self.training.cohort, self._state.classifiers
-        for row, client in zip(cohort.data, clients.tolist(), strict=True):
+        for row, client in zip(cohort.data[: len(clients)], clients.tolist(), strict=True):
             self.algorithm.finish(client, row, server.data[0])
             if classifiers:
                 classifiers.keep(client, row)
@@ -242,10 +254,13 @@ class Simulator:
         self._state.round = t
 
     def evaluate(self) -> Accuracy:
-        """Accuracy of the current global model."""
+        """Accuracy of the current global model, with what clients keep of it for themselves."""
+        partition = self.federation.partition
         with deterministic(self.config.deterministic, self.device):
-            marks = correct(self.lanes, self.server, self.test_data)
-        result = accuracy(marks, self.federation.partition)
+            marks = correct_at_home(
+                self.lanes, self.server, self.test_data, partition, self.algorithm
+            )
+        result = accuracy(marks, partition)
         self.client_accuracy = result.clients
         return result
 

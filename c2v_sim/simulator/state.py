@@ -5,6 +5,8 @@
     algorithm.NAME                      tensors that the algorithm keeps on the server
     client.NAME.ids, client.NAME.rows.0 …   rows that it, or the classifier index, keeps per client
 
+The names of what a sampler keeps begin with `sampler.` there.
+
 These are the names of the tensors in a checkpoint.
 """
 
@@ -26,6 +28,7 @@ from c2v_sim.simulator.steering import Steering
 from c2v_sim.system import ranks
 from c2v_sim.training.local_training import CohortTraining
 from c2v_sim.training.memory import RowPlan, plan_rows, row_budget
+from c2v_sim.training.samplers import Sampler
 
 STATE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -77,6 +80,7 @@ def begin_state(
     federation: Federation,
     model: nn.Module,
     algorithm: Algorithm,
+    sampler: Sampler,
     training: CohortTraining,
     data: ResidentData,
     scratch: Path | None,
@@ -91,9 +95,11 @@ def begin_state(
         train_data=data,
         local=training.local,
         budget=budget,
+        cohort_size=len(training.cohort.data),
         row_dtype=STATE_DTYPES[config.state_dtype],
     )
     algorithm.start(parts)
+    sampler.start(parts)
     classifiers = None
     if isinstance(training.objective, Regularised) and training.objective.index_grows:
         rows = parts.client_rows("classifier", classifier_width(model))

@@ -24,7 +24,6 @@ from c2v_sim.sweep.jobs import python
 from c2v_sim.sweep.probe import Pace, probe
 from c2v_sim.sweep.progress import kind
 from c2v_sim.system.settings import Affects
-from c2v_sim.training.sampling import cohort_size
 
 
 def start_seconds() -> float:
@@ -71,11 +70,10 @@ def estimate(out: Path, cells: list[Cell], users: dict[str, list[Cell]], at_once
 def cell_seconds(federation: Federation, config: RunConfig, pace: Pace, done: int) -> float:
     """Seconds of the rounds after `done`."""
     partition = federation.partition
-    cohort = cohort_size(config.participation, partition.clients)
+    cohort = config.cohort_of(partition.clients)
     trained = cohort * partition.sizes.mean() * config.local_epochs * pace.sample
     rounds = config.rounds - done
-    tests = config.rounds // config.eval_every - done // config.eval_every
-    tests += config.rounds % config.eval_every > 0
+    tests = sum(map(config.evaluates, range(done + 1, config.rounds + 1)))
     tested = tests * len(federation.dataset.y_test) * pace.test_sample
     return rounds * (trained + pace.aggregation) + tested
 

@@ -19,7 +19,6 @@ from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.simulator.build import trains_stacked
 from c2v_sim.simulator.evaluation import BATCH
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.training.sampling import cohort_size
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Pace:
 def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
     """Two rounds, measured in the second: then every client has a past."""
     whole = federation.partition
-    cohort = cohort_size(config.participation, whole.clients)
+    cohort = config.cohort_of(whole.clients)
     stacked = trains_stacked(federation, config)  # the cohort trains as one computation
     lanes = 1 if stacked else min(lanes, whole.clients)
     count = cohort if stacked else lanes
@@ -44,6 +43,7 @@ def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
         config,
         improve=local,
         participation=1.0,
+        cohort=0,
         clients=count,
         lanes=lanes,
         rounds=2,

@@ -102,7 +102,14 @@ class Runner:
         finally:
             self.progress.close()
         if not self.failed and not self.stopped and self.shard is None:
-            shutil.rmtree(self.out / SHARED, ignore_errors=True)
+            self._delete_shared()
+
+    def _delete_shared(self) -> None:
+        """What the cells have in common: each of them has it too."""
+        shutil.rmtree(self.out / SHARED, ignore_errors=True)
+        if (self.out / SHARED).exists():
+            what = f"{self.out / SHARED} could not be deleted"
+            self.progress.say(f"warning: {what}; it is not needed any more")
 
     @property
     def stopped(self) -> bool:

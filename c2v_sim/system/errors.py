@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from c2v_sim.system.text import one_line
+
 ERROR = "c2v_sim: error: "
 
 
@@ -34,6 +36,13 @@ class CheckpointError(ValueError):
 
 class Interrupted(Exception):
     """Local training was asked to stop before it was done."""
+
+
+class NoRoom(OSError):
+    """Client state beyond the memory finds no space on disk; the message names size and folder."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 class RankLost(Exception):
@@ -74,6 +83,6 @@ def naming(where: object) -> Iterator[None]:
 
 
 def fail(code: int, message: str) -> int:
-    """Say what was wrong; the exit code."""
-    print(f"{ERROR}{message}", file=sys.stderr, flush=True)
+    """Say what was wrong, in one line; the exit code."""
+    print(f"{ERROR}{one_line(message)}", file=sys.stderr, flush=True)
     return code

@@ -12,12 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from filelock import FileLock, Timeout
 
 from c2v_sim.system.errors import InUse
 
 LOCK = "in_use.lock"
+ZEROS = bytes(1 << 20)
+NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 
 @contextmanager
@@ -38,8 +41,10 @@ def replacing(path: Path, *, shared: bool = False) -> Iterator[Path]:
         temporary.replace(path)
         if not shared:  # a cache that a power failure takes away is made anew
             flush(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error says more
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def _writer(shared: bool) -> str:
@@ -135,6 +140,22 @@ def in_use(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError):  # some systems delete no file that is open
             (folder / LOCK).unlink()
         lock.release()
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Give the empty `file` `size` bytes, zeros, for which the disk has space; OSError otherwise.
+
+    In a file without them (a sparse one) a full disk ends the process that writes to its mapped
+    memory, by SIGBUS and without a word.
+    """
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except (AttributeError, OSError) as error:  # this system, or this file system, has none
+        if isinstance(error, OSError) and error.errno not in NOT_SUPPORTED:
+            raise
+        for begin in range(0, size, len(ZEROS)):
+            file.write(ZEROS[: size - begin])
+        file.flush()
 
 
 def flush(path: Path) -> None:

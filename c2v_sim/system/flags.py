@@ -6,21 +6,28 @@
 import argparse
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.settings import NONE, Setting, as_tuple, changes, several, unmet_need
+from c2v_sim.system.text import one_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-Parser = argparse.ArgumentParser
 NO_BREAK = "\N{NO-BREAK SPACE}"
 LIST = tuple[str, ...]
 METAVARS: dict[object, str] = {int: "N", float: "X"}
 
 
-def new_parser(whole: Callable[[], Parser], prog: str, description: str, usage: str) -> Parser:
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(one_line(message))
+
+
+def new_parser(
+    whole: Callable[[], argparse.ArgumentParser], prog: str, description: str, usage: str
+) -> argparse.ArgumentParser:
     """A parser with the options for help; `whole` makes the one that describes everything."""
     out = Parser(prog, usage, description, formatter_class=Layout, add_help=False)
     out.add_argument("-h", "--help", action="help", help="show the common settings and stop")
@@ -44,14 +51,17 @@ class Layout(argparse.HelpFormatter):
 class HelpAll(argparse.Action):
     """Prints the help of the parser that `const` makes."""
 
-    def __call__(self, parser: Parser, *others: object) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *others: object) -> None:
         assert callable(self.const)
         self.const().print_help()
         parser.exit()
 
 
 def add_flags(
-    parser: Parser, settings: Collection[Setting], defaults: Mapping[str, object], everything: bool
+    parser: argparse.ArgumentParser,
+    settings: Collection[Setting],
+    defaults: Mapping[str, object],
+    everything: bool,
 ) -> None:
     """A flag per setting, in a group per section; all of them or only the common ones are shown."""
     for title in dict.fromkeys(setting.section for setting in settings):

@@ -19,6 +19,7 @@ INDEX_SHUFFLE = 5  # epoch, or round and client
 INDEX_COHORT = 6  # round
 LOCAL = 7  # round, client; or epoch, 0: what torch draws while a model trains
 CONTROL = 8  # no ids: what a control draws instead of an index
+SKETCH = 9  # no ids: how updates are sketched
 
 
 def rng(seed: int, stream: int, *ids: int) -> np.random.Generator:

@@ -33,6 +33,12 @@ def brief(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
+def one_line(text: str) -> str:
+    """The text with what cannot be printed as Python writes it: a value of the user's may hold line
+    breaks, codes that a terminal obeys, or bytes that no encoding has."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def is_text(value: str) -> bool:
     """Whether a file can hold it: bytes of an argument that are no UTF-8 are surrogates here."""
     return not any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value)

@@ -4,7 +4,8 @@
     rows.write(client, row);  rows.read(client, out)        # zeros for a client never written
 
 Rows lie in chunks. A chunk goes to the device while the budget lasts, then to host memory (pinned,
-for a GPU), then to a memory-mapped file. Where a row lies never shows in its value.
+for a GPU), then to a memory-mapped file whose space is reserved first. Where a row lies never shows
+in its value.
 
 Where several ranks share a run, each stores the rows of its own clients alone (RankedRows), so that
 the memory of a rank falls with their number.
@@ -24,6 +25,9 @@ import torch
 from torch import Tensor
 
 from c2v_sim.system import ranks
+from c2v_sim.system.errors import NoRoom
+from c2v_sim.system.files import reserve
+from c2v_sim.system.text import in_bytes
 
 CHUNK_BYTES = 64 << 20
 CPU = torch.device("cpu")
@@ -94,9 +98,10 @@ class ClientRows:
             raise ValueError(
                 f"client rows {self.name}: client must be 0..{self.clients - 1}, got {client}"
             )
-        slot = self._slots.setdefault(client, len(self._slots))
+        slot = self._slots.get(client, len(self._slots))
         if slot == self._allocated:
             self._add_chunk()
+        self._slots[client] = slot
         kept = row.to(self.dtype)
         self._row(slot).copy_(kept, non_blocking=True)
         return kept.to(torch.float32)
@@ -117,12 +122,23 @@ class ClientRows:
             return torch.empty(shape, dtype=self.dtype, device=self.device)
         if place == "host":
             return torch.empty(shape, dtype=self.dtype, pin_memory=self.device.type == "cuda")
-        if self._budget.folder is not None:
-            self._budget.folder.mkdir(parents=True, exist_ok=True)
-        # The file has no name: it is gone with the process, however that ends.
-        with tempfile.TemporaryFile(dir=self._budget.folder) as file:
-            mapped = np.memmap(file, np.uint8, "w+", shape=shape[0] * self.row_bytes)
+        mapped = self._map_file(shape[0] * self.row_bytes)
         return torch.from_numpy(mapped).view(self.dtype).view(shape)
+
+    def _map_file(self, size: int) -> np.memmap:
+        """`size` bytes of a file without a name: it is gone with the process, however that ends."""
+        folder = self._budget.folder or Path(tempfile.gettempdir())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder) as file:
+                reserve(file, size)
+                return np.memmap(file, np.uint8, "r+", shape=size)
+        except OSError as error:
+            raise NoRoom(
+                error.errno,
+                f"client rows {self.name}: cannot reserve {in_bytes(size)} for the state of clients"
+                f" in {folder}: {error.strerror or error}",
+            ) from error
 
     def state(self) -> dict[str, Tensor]:
         """`ids` int64 [n] in the order of writing, and the chunks `rows.0`, `rows.1`, …"""

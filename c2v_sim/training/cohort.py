@@ -19,7 +19,7 @@ from torch import Tensor
 
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
-from c2v_sim.system.seeding import rng, torch_seed
+from c2v_sim.system.seeding import torch_seed
 from c2v_sim.training.aggregation import columns_suffice
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_training import CohortTraining, batch_bounds
@@ -46,10 +46,9 @@ def train_client(training: CohortTraining, lane: Lane) -> Tensor:
         update()
         total.add_(loss.detach() * len(ids))
 
-    order = rng(local.seed, local.stream, client.round, client.id)
     bounds = batch_bounds(len(ids), local.batch_size)
-    for _ in range(local.epochs):
-        shuffled = lane.upload(ids[order.permutation(len(ids))])
+    for order in local.orders(len(ids), client.round, client.id):
+        shuffled = lane.upload(ids[order])
         for begin, end in bounds:
             if training.lanes.stopped():
                 raise Interrupted

@@ -7,6 +7,7 @@ recorded (training/cuda_lane.py) are of no use any more.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from c2v_sim.system.seeding import SHUFFLE
+from c2v_sim.system.seeding import SHUFFLE, rng
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.local_client import LocalClient
@@ -70,6 +71,13 @@ class LocalTraining:
     seed: int
     augment: bool = False
     stream: int = SHUFFLE  # of the random order
+    shuffle: bool = True  # else every epoch has the samples in the order of their ids
+
+    def orders(self, samples: int, t: int, client: int) -> Iterator[np.ndarray]:
+        """The order of a client's samples in each epoch of round `t`."""
+        random = rng(self.seed, self.stream, t, client)
+        for _ in range(self.epochs):
+            yield random.permutation(samples) if self.shuffle else np.arange(samples)
 
 
 @dataclass(frozen=True, eq=False)

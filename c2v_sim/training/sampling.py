@@ -79,8 +79,11 @@ def round_robin(seed: int, t: int, sizes: np.ndarray, k: int) -> np.ndarray:
     return np.take(order, np.arange((t - 1) * k, t * k), mode="wrap")
 
 
-def checked_cohort(chosen: ArrayLike, t: int, clients: int, k: int) -> np.ndarray:  # int64 [k]
-    """A policy's answer in ascending order; ValueError unless it is k different clients."""
+def checked_cohort(
+    chosen: ArrayLike, t: int, clients: int, k: int, *, repeated: bool = False
+) -> np.ndarray:  # int64 [k]
+    """A policy's answer in ascending order; ValueError unless it is k clients, different ones where
+    they may not be `repeated`."""
     ids = np.asarray(chosen)
     if ids.dtype.kind not in "iu" or ids.shape != (k,):
         raise ValueError(
@@ -92,14 +95,14 @@ def checked_cohort(chosen: ArrayLike, t: int, clients: int, k: int) -> np.ndarra
         raise ValueError(
             f"sampler, round {t}: client ids must be in 0..{clients - 1}, got {ids.tolist()}"
         )
-    if (ids[1:] == ids[:-1]).any():
+    if not repeated and (ids[1:] == ids[:-1]).any():
         raise ValueError(f"sampler, round {t}: the {k} clients must differ, got {ids.tolist()}")
     return ids
 
 
 # What a user writes may keep state, if it is an object; `checked_cohort` looks at each answer.
 Policy = Callable[[int, int, np.ndarray, int], np.ndarray]
-SAMPLERS: dict[str, Policy] = {
+POLICIES: dict[str, Policy] = {
     "uniform": uniform,
     "size": by_size,
     "rested": rested,

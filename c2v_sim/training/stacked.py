@@ -25,7 +25,6 @@ from torch import Tensor, nn
 from c2v_sim import ops
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
-from c2v_sim.system.seeding import rng
 from c2v_sim.training.cohort import (
     OnClient,
     check_finite,
@@ -80,11 +79,10 @@ def make_batches(
     ids = np.zeros((local.epochs * len(bounds[0]), len(clients), width), dtype=np.int64)
     counts = np.zeros(ids.shape[:2], dtype=np.int64)
     for k, (mine, batches) in enumerate(zip(samples, bounds, strict=True)):
-        order = rng(local.seed, local.stream, t, clients[k])
         used, steps = batches[-1][1], local.epochs * len(batches)
         padded = np.full((local.epochs, len(batches) * width), mine[0])
-        for epoch in range(local.epochs):
-            padded[epoch, :used] = mine[order.permutation(len(mine))][:used]
+        for epoch, order in enumerate(local.orders(len(mine), t, clients[k])):
+            padded[epoch, :used] = mine[order[:used]]
         ids[:steps, k] = padded.reshape(steps, width)
         counts[:steps, k] = [end - begin for begin, end in batches] * local.epochs
     return Batches(torch.from_numpy(ids), counts)

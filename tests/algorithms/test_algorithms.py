@@ -38,6 +38,8 @@ SETTINGS = {
     "moon_mu": 20.0,
     "fediir_penalty": 1.0,
     "fediir_ema": 0.6,
+    "server_lr": 0.02,
+    "server_tau": 0.1,
 }
 CASE_STUDIES = ("sampling", "aggregation", "local")
 
@@ -45,29 +47,32 @@ CASE_STUDIES = ("sampling", "aggregation", "local")
 class Smooth(nn.Module):
     """[B, 3, 16, 16] -> [B, 4]."""
 
-    def __init__(self):
+    def __init__(self, normed):
         super().__init__()
+        self.norm = nn.BatchNorm2d(3) if normed else nn.Identity()
         self.conv1, self.conv2 = nn.Conv2d(3, 32, 5), nn.Conv2d(32, 64, 5)
         self.hidden, self.classifier = nn.Linear(64, 512), nn.Linear(512, 4)
 
     def features(self, x):
-        x = F.avg_pool2d(torch.tanh(self.conv1(x)), 2)
+        x = F.avg_pool2d(torch.tanh(self.conv1(self.norm(x))), 2)
         x = F.avg_pool2d(torch.tanh(self.conv2(x)), 2)
         return torch.tanh(self.hidden(x.flatten(1)))
 
 
 def model_for(changes):
-    """The smooth one, unless the test names one."""
+    """The smooth one, unless the test names one; FedBN's has something to keep."""
     if "model" in changes:
         return None
     with seeded_construction(SETTINGS["seed"]):
-        return Smooth()
+        return Smooth(normed="fedbn" in (changes.get("algorithm"), changes.get("beside")))
 
 
 @lru_cache
 def simulated(**changes):
+    model = model_for(changes)
+    changes.pop("beside", None)
     config = RunConfig(**SETTINGS | changes)
-    simulator = simulator_with(FEDERATION, config, model=model_for(changes))
+    simulator = simulator_with(FEDERATION, config, model=model)
     records = list(simulator.rounds())
     simulator.close()
     return simulator, records
@@ -114,21 +119,33 @@ def close(got, wanted, name):
     )
 
 
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors])
+
+
 def check_client_states(simulator, slow):
-    layout, algorithm = simulator.layout, simulator.algorithm
+    layout, algorithm, far = simulator.layout, simulator.algorithm, 1.0
+    if slow.moments is not None:
+        for got, wanted in zip((algorithm.m, algorithm.v), slow.moments, strict=True):
+            views = [slot.view(got) for slot in layout.parameters]
+            close(flat(views), flat(wanted).float(), "a moment of the server's optimiser")
     if algorithm.name == "feddyn":
         rows, slots = algorithm.h, layout.parameters
         wanted = slow.h
     elif algorithm.name == "moon":
         rows, slots = algorithm.previous, layout.parameters + layout.buffers
         wanted = {i: tensors_of(model) for i, model in slow.previous.items()}
+    elif algorithm.name == "scaffold":
+        rows, slots = algorithm.c_i, layout.parameters
+        wanted = slow.controls
+        far = simulator.config.lr  # c_i is a difference divided by lr and steps, so is its error
     else:
         return
     assert {i for i in range(6) if i in rows} == set(wanted)
     for client, tensors in wanted.items():
         row = rows.read(client, torch.empty(rows.width))
         for slot, tensor in zip(slots, tensors, strict=False):  # a row has no counts
-            close(slot.view(row), tensor, f"client {client}, {slot.name}")
+            close(far * slot.view(row), far * tensor, f"client {client}, {slot.name}")
 
 
 @pytest.mark.parametrize("improve", [(), CASE_STUDIES], ids=["plain", "improved"])
@@ -139,6 +156,8 @@ def test_equals_the_slow_implementation(algorithm, improve):
     check(simulator, records, slow)
     # MOON has a model of its own; without the contrast it is trained by FedAvg.
     plain = {"moon_mu": 0.0} if algorithm == "moon" else {"algorithm": "fedavg"}
+    if algorithm == "fedbn":
+        plain |= {"beside": "fedbn"}  # the same model
     other = simulated(**{"algorithm": algorithm, "improve": improve} | plain)[0]
     if algorithm != "fedavg":
         assert largest_difference(simulator, other) > FAR, "the algorithm's own term did not matter"
@@ -209,6 +228,23 @@ VARIANTS = {
         {"algorithm": "feddyn", "max_grad_norm": 1e9, "momentum": 0.9, "lr": 1e-3},
         {"algorithm": "fedavg", "momentum": 0.9, "lr": 1e-3},
     ),
+    "scaffold, momentum": (
+        {"algorithm": "scaffold", "momentum": 0.9, "lr": 1e-3},
+        {"algorithm": "fedavg", "momentum": 0.9, "lr": 1e-3},
+    ),
+    "fednova, momentum": (
+        {"algorithm": "fednova", "momentum": 0.9, "lr": 1e-3},
+        {"algorithm": "fedavg", "momentum": 0.9, "lr": 1e-3},
+    ),
+    "beta2": (
+        {"algorithm": "fedadam", "server_beta2": 0.5, "server_tau": 1e-2},
+        {"algorithm": "fedadam", "server_tau": 1e-2},
+    ),
+    "yogi's beta2": (
+        {"algorithm": "fedyogi", "server_beta2": 0.5, "server_tau": 2e-3},
+        {"algorithm": "fedyogi", "server_tau": 2e-3},
+    ),
+    "beta1": ({"algorithm": "fedadagrad", "server_beta1": 0.0}, {"algorithm": "fedadagrad"}),
     "fediir, momentum": (
         {"algorithm": "fediir", "improve": CASE_STUDIES, "momentum": 0.9, "lr": 1e-3},
         {"algorithm": "fedavg", "improve": CASE_STUDIES, "momentum": 0.9, "lr": 1e-3},
@@ -228,7 +264,10 @@ def test_variants_equal_the_slow_implementation(variant):
     assert largest_difference(simulator, simulated(**plainer)[0]) > FAR
 
 
-@pytest.mark.parametrize("algorithm", ["fedavgm", "feddyn", "moon", "fediir"])
+NORMED = ["fedavgm", "feddyn", "moon", "fediir", "scaffold", "fednova", "fedadam", "fedbn"]
+
+
+@pytest.mark.parametrize("algorithm", NORMED)
 def test_batch_norm_statistics_are_averaged_with_the_weights(algorithm):
     changes = {
         "algorithm": algorithm,

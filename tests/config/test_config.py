@@ -144,7 +144,7 @@ def test_a_saved_configuration_is_accepted_again(chosen):
 def test_a_run_of_an_earlier_version_may_hold_settings_without_effect(tmp_path):
     file = tmp_path / "config.toml"
     file.write_text("index_epochs = 7\nrounds = 3\n")
-    assert saved_config(file) == RunConfig(rounds=3)
+    assert saved_config(file) == RunConfig(rounds=3, conv="torch")
 
 
 def test_all_settings_of_an_index_are_settings_of_a_run():
@@ -232,7 +232,7 @@ def test_a_run_from_before_the_forms_of_l_orth_keeps_the_cosine(tmp_path):
     file.write_text('improve = ["local"]\nlocal_orth = "raw"\n')
     assert saved_config(file).local_orth == "raw"
     file.write_text("rounds = 3\n")
-    assert saved_config(file) == RunConfig(rounds=3)
+    assert saved_config(file) == RunConfig(rounds=3, conv="torch")
 
 
 @pytest.mark.parametrize(

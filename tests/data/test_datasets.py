@@ -72,7 +72,8 @@ def test_content_hash_ignores_strides(small):
 
 def test_unknown_name_lists_the_known_ones(tmp_path):
     with pytest.raises(
-        DataError, match="unknown data set 'mnist'; known: shapes, cifar10, shakespeare"
+        DataError,
+        match="unknown data set 'mnist'; known: shapes, cifar10, fashion-mnist, shakespeare",
     ):
         load_dataset("mnist", data_dir=tmp_path)
 
@@ -193,7 +194,7 @@ def test_facts_of_the_sources():
 
     assert names("own_clients") == names("text") == names("model") == ["shakespeare"]
     assert names("chosen_by_seed") == ["shakespeare", "domainnet"]
-    assert names("standin") == ["cifar10", "shakespeare", "domainnet", "pacs"]
+    assert names("standin") == ["cifar10", "fashion-mnist", "shakespeare", "domainnet", "pacs"]
     settings = [field.name for field in dataclasses.fields(RunConfig)]
     for source in DATASETS.values():
         assert set(source.settings) <= set(settings)

@@ -1,7 +1,8 @@
-"""All points of driver.py: `python -P cases.py FOLDER POINTS JOBS ONLY`.
+"""All points of driver.py: `python -P cases.py FOLDER POINTS JOBS ONLY MINUTES`.
 
 failing_calls.c must be preloaded. Prints every problem and how many points were tried of what;
-FOLDER/results.json has the same.
+FOLDER/results.json has the same. FOLDER/tried.jsonl has a line for each point as soon as it was
+tried: the next driver that is given the folder goes on with the others.
 """
 
 import contextlib
@@ -16,7 +17,9 @@ import re
 import shutil
 import signal
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -32,7 +35,8 @@ ERRORS = {"ENOSPC": errno.ENOSPC, "EIO": errno.EIO, "EACCES": errno.EACCES}
 FULL, KILLED = "full from here", "killed"
 ERRORS |= {FULL: errno.ENOSPC, KILLED: 0}
 SENTENCE = re.compile(f"^({re.escape(ERROR)}|failed: )", re.MULTILINE)  # of a command, of cells
-SECONDS = 200  # after which a command is taken to hang
+SECONDS = 900  # after which a command is taken to hang, also on a busy machine
+TRIED = "tried.jsonl"
 MINE = {"mine.txt": "a note", "data/own.npz": "own data"}
 
 LIBRARY = ctypes.CDLL(None)
@@ -51,8 +55,13 @@ class Case:
     problems: list[str] = field(default_factory=list)
     log: str = ""
 
+    @property
+    def name(self) -> str:
+        return f"{self.command}-{self.number}-{self.error.replace(' ', '-')}"
+
 
 def begin(command: str, folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # of a driver that was stopped here
     (folder / "data").mkdir(parents=True)
     for name, text in MINE.items():
         (folder / name).write_text(text)
@@ -132,7 +141,8 @@ def differences(command: str, folder: Path, reference: dict, log: str = "") -> l
     except Exception as error:
         return [f"the outputs cannot be read: {error!r}"]
     differing = [n for n in now.keys() | reference.keys() if now.get(n) != reference.get(n)]
-    told = [n for n in differing if "warning" in log and (n in log or n == "files")]
+    listing = ("files", "names")  # of what is there; the warning names what is too many or missing
+    told = [n for n in differing if "warning" in log and (n in log or n in listing)]
     return [f"{name} differs" for name in sorted(differing) if name not in told]
 
 
@@ -176,10 +186,13 @@ def whole(command: str, folder: Path) -> tuple[dict, int]:
 
 
 def drawn(points: list[Case], count: int) -> list[Case]:
-    """`count` of the points, the same every time, as many of each command; 0: all."""
-    if not 0 < count < len(points):
-        return points
+    """`count` of the points, the same every time, as many of each command; 0: all.
+
+    In an order by chance: whatever part of them is tried is a sample of the whole.
+    """
     draw, out = random.Random(7), list[Case]()
+    if not 0 < count < len(points):
+        return draw.sample(points, len(points))
     of_command = [
         [p for p in points if p.command == name] for name in {p.command: 0 for p in points}
     ]
@@ -187,37 +200,48 @@ def drawn(points: list[Case], count: int) -> list[Case]:
     for number, some in enumerate(of_command):
         share = (count - len(out)) // (len(of_command) - number)
         out += draw.sample(some, min(share, len(some)))
-    return out
+    return draw.sample(out, len(out))
 
 
-def try_all(cases: list[Case], stem: Path, references: dict) -> int:
-    """Each in turn, in a process that counts for itself; the results are left in <stem>.json."""
+def already_tried(folder: Path) -> Iterator[Case]:
+    """In this folder, also by a driver that was stopped; the line it was writing is left out."""
+    lines = (folder / TRIED).read_text().splitlines() if (folder / TRIED).exists() else []
+    for line in lines:
+        with contextlib.suppress(json.JSONDecodeError):
+            yield Case(**json.loads(line))
+
+
+def try_all(cases: list[Case], folder: Path, references: dict, until: float) -> int:
+    """Each in turn, in a process that counts for itself, none begun after `until`."""
     LIBRARY.faults_begin()
-    for number, case in enumerate(cases):
-        here = stem.with_name(f"{stem.name}-{number}")
+    for case in cases:
+        if time.monotonic() > until:
+            break
+        here = folder / case.name
         try_point(case, here, references[case.command])
         for problem in case.problems:
             what = f"{case.command}, call {case.number} ({case.call}), {case.error}"
             print(f"{here.name}: {what}: {problem}", flush=True)
         if not case.problems:
             shutil.rmtree(here)
-    stem.with_suffix(".json").write_text(json.dumps([asdict(case) for case in cases]))
+        with (folder / TRIED).open("a") as file:
+            file.write(json.dumps(asdict(case)) + "\n")
     return 0
 
 
-def try_side_by_side(cases: list[Case], folder: Path, references: dict, jobs: int) -> list[dict]:
-    stems = [folder / f"case-{number}" for number in range(jobs)]
+def try_side_by_side(
+    cases: list[Case], folder: Path, references: dict, jobs: int, until: float
+) -> None:
     started = [
-        fork(lambda n=n, stem=stem: try_all(cases[n::jobs], stem, references), 1)
-        for n, stem in enumerate(stems)
+        fork(lambda n=n: try_all(cases[n::jobs], folder, references, until), 1) for n in range(jobs)
     ]
     codes = [wait(process) for process in started]
     if any(codes):
         sys.exit(f"the driver itself failed: {codes}")
-    return [case for stem in stems for case in json.loads(stem.with_suffix(".json").read_text())]
 
 
-def main(folder: Path, count: int, jobs: int, only: str) -> int:
+def main(folder: Path, count: int, jobs: int, only: str, minutes: float) -> int:
+    until = time.monotonic() + 60 * minutes
     references, points = {}, []
     warm_up()
     for name in [name for name in COMMANDS if only in ("", name) or name == "run"]:
@@ -226,14 +250,19 @@ def main(folder: Path, count: int, jobs: int, only: str) -> int:
         print(f"{name}: {calls} calls that change files", flush=True)
         if only in ("", name):
             points += [Case(name, e, n) for n in range(1, calls + 1) for e in ERRORS]
-    done = try_side_by_side(drawn(points, count), folder, references, jobs)
-    tried = Counter(f"{case['command']}, {case['error']}" for case in done)
-    bad = sum(bool(case["problems"]) for case in done)
-    (folder / "results.json").write_text(json.dumps(done, indent=1))
+    chosen = {case.name: case for case in drawn(points, count)}
+    before = {case.name for case in already_tried(folder)}
+    left = [case for name, case in chosen.items() if name not in before]
+    try_side_by_side(left, folder, references, jobs, until)
+    done = [case for case in already_tried(folder) if case.name in chosen]
+    tried = Counter(f"{case.command}, {case.error}" for case in done)
+    bad = sum(bool(case.problems) for case in done)
+    (folder / "results.json").write_text(json.dumps([asdict(case) for case in done], indent=1))
     print(*(f"{key}: {n}" for key, n in sorted(tried.items())), sep="\n")
     print(f"{len(done)} points of {len(points)}, {bad} with a problem", flush=True)
     return int(bad > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]))
+    _, folder, points, jobs, only, minutes = sys.argv
+    sys.exit(main(Path(folder), int(points), int(jobs), only, float(minutes)))

@@ -29,7 +29,7 @@ TINY = "--train-size 48 --test-size 16 --clients 4 --partition iid"
 RUN = f"{TINY} --model linear --participation 0.5 --rounds 3 --local-epochs 1 --batch-size 16"
 RUN += " --lanes 1 --checkpoint-every 1 --algorithm feddyn --improve sampling aggregation"
 RUN += " --index-epochs 1 --index-hidden 8 --index-dropout 0 --index-max-samples 2"
-RUN += " --index-threads 1"
+RUN += " --index-threads 1 --state-memory 0.000001"  # client rows go to a file
 INDEX = f"{TINY} --epochs 1 --hidden 8 --threads 1 --batch-size 4 --max-samples 2"
 SWEEP = """
 [base]
@@ -49,8 +49,8 @@ steered = { improve = ["sampling"] }
 """
 MAINS = {"c2v_sim.run": run.main, "c2v_sim.index": index.main}
 OLDER = "an older report"
-# Of the sources, which somebody may be editing while the driver runs.
-COMMIT = re.compile(r"(Commit|The cells differ in their commit): [^\n\"]*")
+# Notes of a table on the sources, which somebody may be editing meanwhile, and on the clock.
+PASSING = re.compile(r"(Commit|The cells differ in their commit|Time): [^\n\"]*")
 WRITTEN = re.compile(r"Written by c2v_sim.report on [^.]*\.")
 
 
@@ -74,7 +74,7 @@ def bits_of_sweep(folder: Path) -> dict:
     out = folder / "out"
     found = [*out.glob("*"), *out.glob("cells/*")]
     names = sorted(str(p.relative_to(out)) for p in found if p.name != LOCK)  # harmless where it is
-    tables = {p.name: COMMIT.sub("", p.read_text()) for p in out.glob("table.*")}
+    tables = {p.name: PASSING.sub("", p.read_text()) for p in out.glob("table.*")}
     cells = {}
     for cell in (p for p in (out / "cells").iterdir() if p.is_dir()):
         # Without its newest checkpoint a run that is done can still go on from the one before.

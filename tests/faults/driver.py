@@ -3,7 +3,9 @@
     --points N   N points drawn from all of them; without it every one
     --jobs N     so many at the same time; without it one per core
     --only NAME  of one command: run, index, sweep or report
-    --keep DIR   where the cases are made, and stay; without it a temporary folder
+    --minutes N  no point is begun after that; the order is by chance, so that it is a sample
+    --keep DIR   where the cases are made, and stay; without it a temporary folder. Given again,
+                 it goes on with the points that were not tried there (of the same sources)
 
 A point is (command, error, n): the command, in an empty folder and with cold caches, in which the
 n-th call that changes a file (failing_calls.c) fails with ENOSPC, EIO or EACCES, fails with all
@@ -44,13 +46,14 @@ def main() -> int:
     parser.add_argument("--points", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--only", default="")
+    parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--keep", type=Path)
     arguments = parser.parse_args()
     with contextlib.ExitStack() as held:
         folder = arguments.keep or Path(held.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         numbers = [str(arguments.points), str(arguments.jobs)]
-        options = [str(folder.resolve()), *numbers, arguments.only]
+        options = [str(folder.resolve()), *numbers, arguments.only, str(arguments.minutes)]
         command = [sys.executable, "-P", str(HERE / "cases.py"), *options]
         return subprocess.run(command, env=with_failing_calls(folder)).returncode
 

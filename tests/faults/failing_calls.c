@@ -91,6 +91,9 @@ CALL(ssize_t, pwrite, (int fd, const void *b, size_t n, off_t o), (fd, b, n, o),
 CALL(ssize_t, pwrite64, (int fd, const void *b, size_t n, off64_t o), (fd, b, n, o), fd, NULL)
 CALL(int, ftruncate, (int fd, off_t n), (fd, n), fd, NULL)
 CALL(int, ftruncate64, (int fd, off64_t n), (fd, n), fd, NULL)
+#define RESERVE(name, type) int name(int fd, type o, type n) { REAL(name); \
+    return fails(#name, fd, NULL) ? s->error : real(fd, o, n); }
+RESERVE(posix_fallocate, off_t) RESERVE(posix_fallocate64, off64_t)
 CALL(int, fsync, (int fd), (fd), fd, NULL)
 CALL(int, fdatasync, (int fd), (fd), fd, NULL)
 CALL(int, rename, (const char *a, const char *b), (a, b), AT_FDCWD, b)

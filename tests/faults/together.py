@@ -1,11 +1,12 @@
 """Commands at the same time: `python -P tests/faults/together.py`.
 
-Eight runs on one cold cache, four sweeps in one directory, and a run that is reported on while it
-trains. All must end in the bits of the same command alone. Imports everything once and forks. Exit
-code 1 and a sentence for everything that did not end well.
+Eight runs on one cold cache, four sweeps in one directory, four resumes of one index, and a run
+that is reported on while it trains. All must end in the bits of the same command alone. Imports
+everything once and forks. Exit code 1 and a sentence for everything that did not end well.
 """
 
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -16,10 +17,11 @@ from commands import COMMANDS, RUN, bits_of_run, fork
 from kill_driver import wait
 
 from c2v_sim.report import __main__ as report
+from c2v_sim.run.index import SETTINGS
 from c2v_sim.run.progress import Progress
 from c2v_sim.simulator.records import RoundRecord
 
-RUNS, SWEEPS, REPORTS = 8, 4, 6
+RUNS, SWEEPS, RESUMES, REPORTS = 8, 4, 4, 6
 LONG = RUN.replace("--rounds 3", f"--rounds {10 * REPORTS}")
 
 
@@ -88,6 +90,26 @@ def sweeps_in_one_directory(folder: Path) -> list[str]:
     return problems
 
 
+def resumes_of_one_index(folder: Path) -> list[str]:
+    """One goes on with it; the others say so, or that it is done."""
+    reference = alone("index", folder / "index-alone")
+    here = folder / "index-together"
+    (here / "out").mkdir(parents=True)
+    shutil.copy(folder / "index-alone" / "out" / SETTINGS, here / "out")
+    logs = [folder / f"index-{number}.log" for number in range(RESUMES)]
+    words = ["--resume", str(here / "out")]
+    started = [start("index", words, here / "data", log) for log in logs]
+    codes = [wait(process) for process in started]
+    problems = [] if codes.count(0) == 1 else [f"resumes of one index ended with {codes}"]
+    for code, text in zip(codes, [log.read_text() for log in logs], strict=True):
+        refused = code == 2 and ("another process works" in text or "nothing is left" in text)
+        if "Traceback" in text or not (code == 0 or refused):
+            problems.append(f"a resume ended with {code}:\n{text}")
+    if COMMANDS["index"].bits(here) != reference:
+        problems.append("the index has other bits than alone")
+    return problems
+
+
 def wait_in_every_tenth_round(gate: int) -> None:
     """The run is not to be done before the reports are: a byte lets it pass."""
     go_on = Progress.round_done
@@ -129,9 +151,11 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         problems = runs_on_one_cache(folder) + sweeps_in_one_directory(folder)
+        problems += resumes_of_one_index(folder)
         problems += reports_on_a_run(folder)  # last: it leaves threads, after which nobody forks
     print(*problems, sep="\n")
     print(f"{RUNS} runs on one cache, {SWEEPS} sweeps in one directory, {REPORTS} reports of a run")
+    print(f"{RESUMES} resumes of one index")
     return int(bool(problems))
 
 

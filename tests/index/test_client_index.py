@@ -1,6 +1,7 @@
 """The client index: its values, its file, its federation, its quality numbers and pictures."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -167,6 +168,16 @@ def test_an_index_of_another_federation_is_refused(made, tmp_path):
     fewer = planted(clients_per_domain=1, samples=40, classes=5)[0]
     with pytest.raises(ValueError, match="of 12 clients, the federation has 6"):
         index.check(fewer, allow_other=True)
+
+
+def test_a_file_with_a_digit_changed_in_a_hash_is_refused_by_name(made, tmp_path):
+    federation, file = made[0], tmp_path / "index.safetensors"
+    made[3].save(file)
+    digits = federation.partition.sha256.encode()
+    changed = digits[:-1] + (b"0" if digits[-1:] != b"0" else b"1")
+    file.write_bytes(file.read_bytes().replace(digits, changed))
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))}: the index was made for"):
+        ClientIndex.load(file, federation)
 
 
 def test_a_file_that_is_damaged_or_something_else_is_refused(made, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from c2v_sim.data.sources import made_up_speech, shakespeare
 from c2v_sim.index import __main__ as index
 from c2v_sim.index.client_index import ClientIndex
+from c2v_sim.system.files import LOCK
 
 TINY = ["--train-size", "360", "--test-size", "60", "--partition", "by-domain"]
 TINY += ["--clients-per-domain", "2", "--epochs", "2", "--hidden", "32", "--threads", "1"]
@@ -140,6 +141,29 @@ def test_ctrl_c_and_resume(tmp_path, capsys):
         assert made.provenance.pop("seconds") >= made.provenance.pop("stages")["train"] > 0
     assert a.provenance == b.provenance
     assert (a.feature == b.feature).all()
+
+
+def test_a_directory_in_which_another_process_works_is_left_alone(tmp_path, monkeypatch, capsys):
+    """Resumed while the index trains: refused, and the training goes on as if alone."""
+    out, train, codes = tmp_path / "busy", index.obtain_index, []
+
+    def visited(*arguments, **options):
+        codes.append(index.main(["--resume", str(out)]))
+        codes.append(capsys.readouterr().err)
+        return train(*arguments, **options)
+
+    monkeypatch.setattr(index, "obtain_index", visited)
+    assert index.main([*TINY, "--seed", "5", "--out", str(out)]) == 0
+    refusal = f"c2v_sim: error: {out}: another process works in this directory; wait for it, or"
+    assert codes[0] == 2
+    assert refusal in codes[1]
+    (out / "index.safetensors").unlink()
+    codes.clear()
+    assert index.main(["--resume", str(out)]) == 0
+    assert codes[0] == 2
+    assert refusal in codes[1]
+    assert (out / "index.safetensors").exists()
+    assert not (out / LOCK).exists()
 
 
 def test_an_index_of_roles_from_their_texts(tmp_path, monkeypatch, capsys):

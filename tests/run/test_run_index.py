@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 from safetensors.torch import load_file
@@ -98,34 +100,33 @@ def test_a_given_index_file_is_used_or_refused_before_anything_is_written(
     assert not out.exists()
 
 
-def test_a_stop_while_the_index_trains_resumes_to_the_same_bits(
-    first, tmp_path, monkeypatch, capfd
-):
-    from c2v_sim.run import index as run_index
+TERMINATED = """
+import os, signal, sys
+from c2v_sim.run import __main__ as run, index
+class Terminated(index.IndexProgress):
+    def point(self, training):
+        super().point(training)
+        os.kill(os.getpid(), signal.SIGTERM)
+index.IndexProgress = Terminated
+sys.exit(run.main(sys.argv[1:]))
+"""
 
-    class StopsAfterOneEpoch(run_index.IndexProgress):
-        def point(self, training):
-            super().point(training)
-            self.stop.set()
 
-    obtain_index = run_index.obtain_index
-
-    def watched(*args, stop, **kwargs):
-        StopsAfterOneEpoch.stop = stop
-        return obtain_index(*args, stop=stop, **kwargs)
-
+def test_sigterm_while_the_index_trains_resumes_to_the_same_bits(first, tmp_path):
+    """The signal comes after its first epoch."""
     out, data = tmp_path / "stopped", tmp_path / "data"
-    with monkeypatch.context() as patch:
-        patch.setattr(run_index, "IndexProgress", StopsAfterOneEpoch)
-        patch.setattr(run_index, "obtain_index", watched)
-        assert main([*SMALL, "--data-dir", str(data), "--out", str(out)]) in (130, 143)
-    error = capfd.readouterr().err
-    assert f"while the client index was made; go on with: python -m c2v_sim.run --resume {out}" in (
-        error
-    )
-    assert "NOT saved" not in error  # nothing is lost
-    assert "rounds.csv" not in error  # which does not exist
-    assert (out / run_index.CHECKPOINT).exists()
+    words = [*SMALL, "--data-dir", str(data), "--out", str(out)]
+    command = [sys.executable, "-P", "-c", TERMINATED, *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 143, done.stderr
+    assert "stopping after the steps in flight" in done.stderr
+    assert "Traceback" not in done.stderr
+    again = f"go on with: python -m c2v_sim.run --resume {out}"
+    ended = f"c2v_sim: error: terminated while the client index was made; {again}"
+    assert done.stderr.splitlines()[-1] == ended
+    assert "NOT saved" not in done.stderr  # nothing is lost
+    assert "rounds.csv" not in done.stderr  # which does not exist
+    assert (out / CHECKPOINT).exists()
     assert not (out / run_directory.INDEX).exists()
     assert main(["--resume", str(out)]) == 0
     assert outcome(out) == outcome(first)

@@ -55,7 +55,7 @@ def test_more_outputs_are_right_where_the_classes_have_names():
 def test_the_wrong_input_width():
     message = refused(features(12), Net(nn.Linear(20, 8), 3))
     assert "model Net cannot take an input of [1, 12]: mat1 and mat2 shapes" in message
-    assert "Float features [N, 12] reach a model as they are" in message
+    assert "Features [N, 12] reach a model as floats of the same value" in message
     assert "change the model's first layer, or the shape of the data" in message
 
 
@@ -66,7 +66,7 @@ def test_a_model_for_another_number_of_channels():
 
 
 def test_channels_first_and_last_mixed_up():
-    with pytest.raises(ValueError, match=r"looks like \[N, C, H, W\]; give x.transpose"):
+    with pytest.raises(ValueError, match=r"looks like \[N, C, H, W\]; give layout="):
         Federation.from_arrays(images(3, 16, 16), Y, OWNERS)
     told = "images must be uint8 [N, H, W, C]"
     for shape in ((16, 16, 3), (3, 16, 16)):

@@ -17,7 +17,9 @@ FEDERATION = image_federation(clients=8, smallest=2)
 def simulator_for(algorithm, lanes=1, **changes):
     settings = {
         "algorithm": algorithm,
-        "model": "resnet8" if algorithm in ("moon", "feddyn") else "cnn",  # one with statistics
+        "model": "resnet8"
+        if algorithm in ("moon", "feddyn", "fedbn")
+        else "cnn",  # one with statistics
         "rounds": 3,
         "participation": 0.5,
         "local_epochs": 1,

@@ -56,7 +56,9 @@ def test_equals_plain_torch_after_three_rounds(model, norm, momentum):
     # decay, so that a decay forgotten or applied twice is a hundred times the tolerance.
     federation = image_federation(clients=6, smallest=4)
     rate = 1e-3 * (1 - momentum)
-    settings = config(model=model, norm=norm, momentum=momentum, lr=rate, weight_decay=0.1, seed=4)
+    settings = config(
+        model=model, norm=norm, momentum=momentum, lr=rate, weight_decay=0.1, seed=4, conv="torch"
+    )
     start = build_model(model, classes=4, input_shape=(16, 16, 3), norm=norm, seed=settings.seed)
     simulator, records = finished(federation, settings)
     with intra_op_threads(1):

@@ -88,7 +88,7 @@ def test_the_first_cohort_is_the_uniform_one():
             simulator_with(federation, RunConfig(seed=seed, participation=0.5, **more))
             for more in ({}, {"improve": ("sampling",)})
         )
-        assert plain._choose(1).tolist() == steered._choose(1).tolist()
+        assert plain._choose(1).clients.tolist() == steered._choose(1).clients.tolist()
 
 
 @settings(max_examples=40, deadline=None)

@@ -5,10 +5,12 @@ None where nothing in the file vouches for its content (an image with other pixe
 """
 
 import dataclasses
+import gzip
 import hashlib
 import io
 import json
 import pickle
+import re
 import shutil
 import tarfile
 import zipfile
@@ -26,7 +28,8 @@ from safetensors.torch import save_file
 from c2v_sim import RunConfig, Simulator
 from c2v_sim.config import FIELDS, to_toml
 from c2v_sim.data.partition import Partition
-from c2v_sim.data.sources import cifar10, domainnet, image_folders, pacs, shakespeare
+from c2v_sim.data.sources import cifar10, domainnet, fashion_mnist, image_folders, pacs, shakespeare
+from c2v_sim.data.sources.source import Request
 from c2v_sim.index import __main__ as index_command
 from c2v_sim.index.checkpoint import Training, load_training, save_training
 from c2v_sim.index.client_index import ClientIndex
@@ -42,7 +45,7 @@ from c2v_sim.run.journal import Journal
 from c2v_sim.run.results import write_results
 from c2v_sim.sweep.file import read_sweep
 from c2v_sim.system import tensor_file
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, DataError
 
 SMALL = {"model": "linear", "rounds": 2, "participation": 0.5, "local_epochs": 1, "batch_size": 8}
 SMALL |= {"lanes": 1, "clients": 6, "improve": ("sampling", "aggregation", "local"), "lr": 0.05}
@@ -103,6 +106,27 @@ def read_cifar(path: Path) -> None:
     folder = path.parent if path.suffix else path.parents[1]
     arrays = cifar10.find(folder)
     cifar10.wrong_batches(arrays[0])
+
+
+def clothes(folder: Path) -> Path:
+    """The test images; the other files are beside them."""
+    fashion_mnist.SIDE, fashion_mnist.SYSTEM_FOLDER = 4, folder / "none"
+    for field, (name, _, md5) in fashion_mnist.FILES.items():
+        fashion_mnist.FILES[field] = (name, 20, md5)
+        sizes = (20, 4, 4) if field.startswith("x") else (20,)
+        head = np.array([0x800 + len(sizes), *sizes], dtype=">u4").tobytes()
+        content = head + np.random.default_rng(0).integers(0, 10, sizes, np.uint8).tobytes()
+        (folder / f"{name}.gz").write_bytes(gzip.compress(content, mtime=0))
+    return folder / f"{fashion_mnist.FILES['x_test'][0]}.gz"
+
+
+def read_clothes(path: Path) -> str:
+    try:
+        return fashion_mnist.load(Request(path.parent)).sha256
+    except DataError as error:  # no miniature has the hash of the published images
+        if found := re.search("content hash ([0-9a-f]{64})", str(error)):
+            return found[1]
+        raise
 
 
 def pacs_npz(folder: Path) -> Path:
@@ -296,7 +320,10 @@ def sweep_file(folder: Path) -> Path:
 def weights(kind: str) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         path, state = folder / f"weights.{kind}", network().state_dict()
-        save_file(state, path) if kind == "safetensors" else torch.save(state, path)
+        if kind == "pkl":
+            path.write_bytes(pickle.dumps(state))
+        else:
+            save_file(state, path) if kind == "safetensors" else torch.save(state, path)
         return path
 
     return make
@@ -331,6 +358,7 @@ READERS = {
     "cifar10 archive": Reader(cifar_archive, read_cifar),
     "cifar10 pickle": Reader(cifar_folder, read_cifar),
     "pacs npz": Reader(pacs_npz, plainly(lambda path: pacs.find(path.parent, False))),
+    "fashion-mnist": Reader(clothes, read_clothes),
     "shakespeare text": Reader(shakespeare_text, read_plays),
     "shakespeare zip": Reader(shakespeare_zip, read_plays),
     "domainnet list": Reader(domain_list, plainly(domainnet.read_list)),
@@ -355,4 +383,5 @@ READERS = {
     "sweep": Reader(sweep_file, plainly(read_sweep)),
     "pretrained pth": pretrained_reader("pth"),
     "pretrained safetensors": pretrained_reader("safetensors"),
+    "pretrained pkl": pretrained_reader("pkl"),
 }

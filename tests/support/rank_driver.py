@@ -35,6 +35,11 @@ ALL = ("sampling", "aggregation", "local")
 OWN_INDEX = {"improve": ALL, "index_hidden": 8, "index_epochs": 2, "index_dropout": 0.1}
 CASES: dict[str, dict] = {
     **{name: {"algorithm": name, "improve": ALL} for name in ALGORITHMS},
+    "fedbn": {"algorithm": "fedbn", "improve": ALL, "model": "resnet8"},
+    "power of choice": {"sampling": "power-of-choice"},
+    "clustered by size": {"sampling": "clustered-size"},
+    "clustered by similarity": {"sampling": "clustered-similarity", "rounds": 4},
+    "diverse, sketched": {"sampling": "divfl", "rounds": 4, "update_sketch": 64},
     "stacked": {"participation": 1.0},
     "stacked mlp, three lanes": {"model": "mlp", "lanes": 3},
     "convolutions, two lanes": {"model": "cnn", "lanes": 2, "rounds": 2},
@@ -53,7 +58,14 @@ CASES: dict[str, dict] = {
     "columns, convolutions": {"model": "resnet8", "rounds": 1},
     "columns, cohort of one": {"algorithm": "fediir", "participation": 0.1, "lr": 0.02},
 }
-CONTINUED = ("feddyn", "moon", "fedavgm", "index of local models")  # after two rounds
+CONTINUED = (
+    "feddyn",
+    "moon",
+    "fedavgm",
+    "fedbn",
+    "diverse, sketched",
+    "index of local models",
+)  # after two rounds
 
 
 def without_seconds(records):

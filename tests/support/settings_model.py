@@ -70,6 +70,9 @@ def contradictions(config: Values, flags: Values) -> set[str]:
         out |= {"index_part"}
     if index == "label-histogram" and "local" in improve:
         out |= {"improve", "index"}
+    share = config["participation"] != FIELDS["participation"].default or "participation" in flags
+    if config["cohort"] and share:
+        out |= {"cohort"}
     if "clients" in flags and config["clients_per_domain"]:
         out |= {"clients_per_domain"}
     return out

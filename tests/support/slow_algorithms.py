@@ -47,7 +47,7 @@ class SlowModel(nn.Module):
 
 @dataclass
 class Slow:
-    """All that a run consists of; the tests read the last six."""
+    """All that a run consists of; the tests read the model and what follows."""
 
     federation: object
     config: object
@@ -60,6 +60,10 @@ class Slow:
     weights: list = field(default_factory=list)
     velocity: list | None = None
     mean_gradient: list | None = None
+    control: list | None = None  # SCAFFOLD's c, one tensor a parameter
+    controls: dict = field(default_factory=dict)  # client -> its c_i
+    moments: tuple | None = None  # m and v of the server's optimiser
+    norms: dict = field(default_factory=dict)  # client -> its batch norm, by name
 
     @property
     def sizes(self):
@@ -114,9 +118,16 @@ def one_round(slow, t):
             moved = [a.detach() - b.detach() for a, b in both(model, old)]
             h = slow.h.get(i, [torch.zeros_like(m) for m in moved])
             slow.h[i] = [x + m for x, m in zip(h, moved, strict=True)]
+    if config.algorithm == "scaffold":
+        renew_controls(slow, cohort, trained)
     slow.previous |= dict(zip(cohort, trained, strict=True))
+    slow.norms |= {i: batch_norms(model) for i, model in zip(cohort, trained, strict=True)}
     slow.model = copy.deepcopy(old)
     slow.model.load_state_dict(average(trained, p))
+    if config.algorithm == "fednova":
+        normalise_steps(slow, old, cohort, trained, p)
+    if config.algorithm in ("fedadagrad", "fedyogi", "fedadam"):
+        adapt(slow, old)
     with torch.no_grad():
         for number, (new, before) in enumerate(both(slow.model, old)):
             if config.algorithm == "fedavgm":
@@ -127,6 +138,74 @@ def one_round(slow, t):
                 new.copy_(before - v)
             if config.algorithm == "feddyn":
                 new.add_(sum(h[number] for h in slow.h.values()) / len(slow.sizes))
+
+
+def steps_of(slow, i):
+    """What the local steps of client i add up to: a velocity that gradients of 1 push."""
+    own = slow.federation.partition.train[i]
+    velocity = total = 0.0
+    for _ in range(slow.config.local_epochs * len(list(batches(slow, own)))):
+        velocity = slow.config.momentum * velocity + 1.0
+        total += velocity
+    return total
+
+
+def renew_controls(slow, cohort, trained):
+    """SCAFFOLD: c_i = c_i - c + (w - theta_i) / (lr steps), and c the mean of all."""
+    zeros = [torch.zeros_like(w) for w in slow.model.parameters()]
+    c = slow.control or zeros
+    for i, model in zip(cohort, trained, strict=True):
+        old, far = slow.controls.get(i, zeros), slow.config.lr * steps_of(slow, i)
+        pairs = zip(old, c, both(slow.model, model), strict=True)
+        slow.controls[i] = [(a - b + (w - theta) / far).detach() for a, b, (w, theta) in pairs]
+    everybody = zip(*slow.controls.values(), strict=True)
+    slow.control = [sum(parts) / len(slow.sizes) for parts in everybody]
+
+
+def normalise_steps(slow, old, cohort, trained, p):
+    """FedNova, in float64: w - tau sum_i p_i (w - theta_i) / steps_i."""
+    steps = [steps_of(slow, i) for i in cohort]
+    tau = sum(a * b for a, b in zip(p, steps, strict=True))
+    with torch.no_grad():
+        for number, w in enumerate(old.parameters()):
+            ends = [list(model.parameters())[number].double() for model in trained]
+            moved = sum(q * (w.double() - e) / n for q, e, n in zip(p, ends, steps, strict=True))
+            list(slow.model.parameters())[number].copy_(w.double() - tau * moved)
+
+
+def adapt(slow, old):
+    """The server's optimisers of Reddi et al., in float64 and for one parameter after another."""
+    config = slow.config
+    if slow.moments is None:
+        first = [torch.zeros_like(w, dtype=torch.float64) for w in old.parameters()]
+        slow.moments = first, [torch.full_like(m, config.server_tau**2) for m in first]
+    with torch.no_grad():
+        for m, v, (new, w) in zip(*slow.moments, both(slow.model, old), strict=True):
+            delta = new.double() - w.double()
+            m.copy_(config.server_beta1 * m + (1 - config.server_beta1) * delta)
+            rate = 1 - config.server_beta2
+            v += {
+                "fedadagrad": delta**2,
+                "fedyogi": -rate * delta**2 * torch.sign(v - delta**2),
+                "fedadam": rate * (delta**2 - v),
+            }[config.algorithm]
+            new.copy_(w + config.server_lr * m / (v.sqrt() + config.server_tau))
+
+
+def batch_norms(model):
+    """The state of the batch-norm layers but the counts, by name."""
+    state = model.state_dict()
+    names = [n for n, module in model.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    parts = ("weight", "bias", "running_mean", "running_var")
+    return {f"{n}.{part}": state[f"{n}.{part}"].clone() for n in names for part in parts}
+
+
+def own_model(slow, i):
+    """The model that client i starts from, and is tested by."""
+    model = copy.deepcopy(slow.model)
+    if slow.config.algorithm == "fedbn":
+        model.load_state_dict(slow.norms.get(i, {}), strict=False)
+    return model
 
 
 def both(one, other):
@@ -175,7 +254,8 @@ def similarity_to(slow, cohort):
 
 def cohort_weights(slow, t):
     config, cohort = slow.config, slow.cohorts[-1]
-    prior = np.ones(len(cohort)) if config.algorithm == "feddyn" else slow.sizes[cohort]
+    alike = config.algorithm in ("feddyn", "scaffold")
+    prior = np.ones(len(cohort)) if alike else slow.sizes[cohort]
     if "aggregation" in config.improve:
         history = sum(
             config.gamma ** (t - r) * similarity_to(slow, slow.cohorts[r - 1])[cohort]
@@ -205,7 +285,7 @@ def samples(slow, batch):
 def train_client(slow, t, i):
     """The client's model after its local epochs."""
     config, ids = slow.config, slow.federation.partition.train[i]
-    model = copy.deepcopy(slow.model).train()
+    model = own_model(slow, i).train()
     decay = config.weight_decay
     if config.algorithm == "feddyn":
         decay += own_alpha(slow, i)
@@ -217,6 +297,10 @@ def train_client(slow, t, i):
         for batch in batches(slow, ids[order.permutation(len(ids))]):
             optimiser.zero_grad()
             local_loss(slow, model, i, *samples(slow, batch)).backward()
+            if config.algorithm == "scaffold" and slow.control:
+                own = slow.controls.get(i, [0.0] * len(slow.control))
+                for parameter, c, c_i in zip(model.parameters(), slow.control, own, strict=True):
+                    parameter.grad += c - c_i
             if config.algorithm == "feddyn":
                 torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
             optimiser.step()

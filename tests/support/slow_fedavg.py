@@ -29,7 +29,7 @@ def train_client(model, dataset, ids, config, t, client):
     )
     order = np.random.default_rng([config.seed, 3, t, client])
     for _ in range(config.local_epochs):
-        shuffled = ids[order.permutation(len(ids))]
+        shuffled = ids[order.permutation(len(ids))] if config.shuffle else ids
         for start in range(0, len(ids), config.batch_size):
             batch = shuffled[start : start + config.batch_size]
             if len(batch) == 1 and len(ids) > 1 and config.batch_size > 1:
@@ -43,7 +43,7 @@ def train_client(model, dataset, ids, config, t, client):
 
 def cohort_of(config, clients, t):
     """The k largest of M Gumbel draws, ascending."""
-    k = max(1, math.floor(config.participation * clients + 1e-9))
+    k = config.cohort or max(1, math.floor(config.participation * clients + 1e-9))
     noise = np.random.default_rng([config.seed, 2, t]).gumbel(size=clients)
     return sorted(sorted(range(clients), key=lambda i: -noise[i])[:k])
 

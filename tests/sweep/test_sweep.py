@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,6 +17,7 @@ from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.run import __main__ as run
 from c2v_sim.run.build import build_federation
 from c2v_sim.sweep import __main__ as sweep_command
+from c2v_sim.sweep import runner
 from c2v_sim.sweep.__main__ import check_same, main, parse_settings
 from c2v_sim.sweep.estimate import Estimate, index_seconds
 from c2v_sim.sweep.file import read_sweep
@@ -310,7 +312,7 @@ def wait_for_rounds(out, rounds):
         time.sleep(0.005)
 
 
-def test_an_interrupted_and_then_killed_sweep_ends_in_the_same_bits(tmp_path, capsys):
+def test_an_interrupted_and_then_killed_sweep_ends_in_the_same_bits(tmp_path, monkeypatch, capsys):
     file, out = tmp_path / "long.toml", tmp_path / "out"
     file.write_text(BASE.replace("rounds = 3", "rounds = 100\ncheckpoint_every = 30") + SEEDS)
     sweep = started(file, out)
@@ -345,6 +347,11 @@ def test_an_interrupted_and_then_killed_sweep_ends_in_the_same_bits(tmp_path, ca
         flags = ["--config", str(out / "cells" / f"{name}.toml"), "--out", str(tmp_path / name)]
         assert run.main(flags) == 0
         assert outcome(tmp_path / name) == outcome(out / "cells" / name)
+
+    monkeypatch.setattr(runner, "shutil", SimpleNamespace(rmtree=lambda *_, **__: None))
+    assert main([str(file), "--out", str(out)]) == 0
+    left = f"warning: {out / 'shared'} could not be deleted; it is not needed any more"
+    assert left in capsys.readouterr().err
 
 
 # ---- progress -------------------------------------------------------------------------------

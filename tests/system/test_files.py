@@ -1,5 +1,7 @@
 """Files that are whole or absent, and directories that one process uses at a time."""
 
+import errno
+import os
 import subprocess
 import sys
 import threading
@@ -8,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from c2v_sim.system.errors import InUse
-from c2v_sim.system.files import LOCK, in_use, make_directory, replacing
+from c2v_sim.system.files import LOCK, in_use, make_directory, replacing, reserve
 
 
 def test_writers_of_a_shared_file_do_not_meet(tmp_path):
@@ -88,11 +90,13 @@ def test_a_directory_in_use_is_refused_to_another_process(tmp_path):
 
 def test_directories_that_want_one_name_get_one_each(tmp_path):
     """All are inside at the same time, as runs that begin in the same second are."""
-    inside, made = threading.Barrier(3, timeout=20), []
+    inside, waited, made = threading.Barrier(3, timeout=20), set(), []
 
     def fill(folder):
-        (folder / "file").write_text(threading.current_thread().name)
-        if not made:  # those that try again do not wait
+        name = threading.current_thread().name
+        (folder / "file").write_text(name)
+        if name not in waited and not made:  # those that try again do not wait
+            waited.add(name)
             inside.wait()
 
     def make(numbered):
@@ -111,3 +115,31 @@ def test_directories_that_want_one_name_get_one_each(tmp_path):
     assert {(tmp_path / name / "file").read_text() for name in made} == {"0", "1", "2"}
     make(numbered=False)
     assert made[-1] == str(tmp_path / "run")
+
+
+@pytest.mark.parametrize("refused", [None, errno.EOPNOTSUPP])
+def test_reserved_bytes_are_on_the_disk(tmp_path, monkeypatch, refused):
+    """Also where the file system cannot reserve any."""
+
+    def refuse(*_):
+        raise OSError(refused, os.strerror(refused))
+
+    if refused:
+        monkeypatch.setattr(os, "posix_fallocate", refuse)
+    size = (1 << 20) + 5000
+    with (tmp_path / "rows").open("w+b") as file:
+        reserve(file, size)
+        found = os.stat(file.fileno())
+    assert found.st_size == size
+    assert found.st_blocks * 512 >= size
+    assert (tmp_path / "rows").read_bytes() == bytes(size)
+
+
+def test_what_cannot_be_reserved_is_an_error(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with (tmp_path / "rows").open("w+b") as file, pytest.raises(OSError, match="No space left"):
+        reserve(file, 10)
+    assert (tmp_path / "rows").stat().st_size == 0

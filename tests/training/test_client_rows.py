@@ -1,8 +1,11 @@
 """Clients' rows: what is written is read, wherever it lies."""
 
+import resource
+
 import pytest
 import torch
 
+from c2v_sim.system.errors import NoRoom
 from c2v_sim.training import client_rows
 from c2v_sim.training.client_rows import Budget, ClientRows
 
@@ -56,6 +59,26 @@ def test_rows_fill_the_memory_and_then_a_file(tmp_path, monkeypatch):
     assert list(folder.iterdir()) == []  # the file is nameless: nothing is left behind
     for client in range(10):
         assert torch.equal(read(rows, client), numbered(client))
+
+
+def test_a_file_for_which_there_is_no_space_is_an_error_that_names_it(tmp_path, monkeypatch):
+    """Not a signal that ends the process when the row is written."""
+    monkeypatch.setattr(client_rows, "CHUNK_BYTES", ROW)
+    rows = make(Budget(0, 0, tmp_path))
+    rows.write(1, numbered(1))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROW - 1, before[1]))
+    try:
+        with pytest.raises(NoRoom) as caught:
+            rows.write(2, numbered(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    message = f"client rows h: cannot reserve {ROW} B for the state of clients in {tmp_path}: "
+    assert str(caught.value) == f"{message}File too large"
+    assert 2 not in rows
+    rows.write(2, numbered(2))
+    assert torch.equal(read(rows, 1), numbered(1))
+    assert torch.equal(read(rows, 2), numbered(2))
 
 
 def test_two_kinds_of_rows_share_one_budget():

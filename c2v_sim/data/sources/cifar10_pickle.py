@@ -2,9 +2,10 @@
 
 import io
 import pickle
-import pickletools
 
 import numpy as np
+
+from c2v_sim.models.plain_pickle import check_claims
 
 Batch = tuple[np.ndarray, np.ndarray]  # images uint8 [n, 3072] channel by channel, labels [n]
 
@@ -28,17 +29,10 @@ class BatchUnpickler(pickle.Unpickler):
         return self._allowed[module, name]
 
 
-def _check_claims(content: bytes) -> None:
-    """Refuse a pickle that asks for more memory than it has bytes (lengths pickletools checks)."""
-    for opcode, argument, _ in pickletools.genops(content):
-        if opcode.name.endswith("PUT") and (argument or 0) > len(content):
-            raise ValueError(f"a memo of {argument} entries")
-
-
 def read_pickle(content: bytes) -> Batch:
     """One batch; ValueError where the pickle is damaged or something else."""
     try:
-        _check_claims(content)
+        check_claims(content)
         # Python 2 wrote these files.
         batch = BatchUnpickler(io.BytesIO(content), encoding="bytes").load()
         return np.asarray(batch[b"data"]), np.array(batch[b"labels"], dtype=np.uint8)

@@ -1,10 +1,11 @@
-"""Fetches one file over HTTP, or a package of npm: progress, and a quick answer when offline.
+"""Fetches one file over HTTP, a package of npm, a wheel: progress, a quick answer when offline.
 
-Enters: a URL, the target path, its MD5 (where known). Leaves: the verified file at the target path.
-An interrupted transfer stays as `<target>.part` and is continued by the next call. The target
-itself appears only after its checksum was right, so a file that exists is a whole file.
+Enters: a URL, the target path, its checksum (where known). Leaves: the verified file there. An
+interrupted transfer stays as `<target>.part` and is continued by the next call. The target itself
+appears only after its checksum was right, so a file that exists is a whole file.
 """
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -25,11 +26,20 @@ ATTEMPTS = 3  # a transfer that breaks half-way is continued this often before g
 CHUNK_BYTES = 1 << 16  # the most that a broken connection loses
 
 
-def fetch(url: str, path: Path, md5: str | None, *, progress: bool = True) -> Path:
+def fetch(
+    url: str,
+    path: Path,
+    md5: str | None = None,
+    *,
+    sha256: str | None = None,
+    progress: bool = True,
+) -> Path:
     """Download `url` to `path` unless it is there; `Unreachable` offline, `DataError` otherwise.
 
-    md5=None: the caller knows the content's checksum, not the file's, and checks that.
+    Neither sum given: the caller knows the content's checksum, not the file's, and checks that.
     """
+    known = f"sha256:{sha256}" if sha256 else md5 and f"md5:{md5}"
+    words = f"SHA-256 {sha256}" if sha256 else f"MD5 {md5}"
     part = path.with_name(path.name + ".part")
 
     def downloader(_url: str, output_file: str, _pooch: object) -> None:
@@ -42,13 +52,12 @@ def fetch(url: str, path: Path, md5: str | None, *, progress: bool = True) -> Pa
         # Of several runs started together one downloads and the others wait for its file.
         with FileLock(path.with_name(f".{path.name}.lock")):
             if not path.exists():
-                known = md5 and f"md5:{md5}"
                 pooch.retrieve(url, known, path.name, path.parent, downloader=downloader)
     except requests.RequestException as error:
         raise Unreachable(f"{url}: {_reason(error)}") from error
     except ValueError as error:  # pooch's word for a checksum that does not match
         raise DataError(
-            f"{url}: the downloaded file has a wrong checksum (expected MD5 {md5}); "
+            f"{url}: the downloaded file has a wrong checksum (expected {words}); "
             f"it was discarded. Try again, or place {path.name} in {path.parent} by hand. [{error}]"
         ) from error
     except OSError as error:
@@ -141,8 +150,28 @@ def npm_package(
         yield packages[0]
 
 
-def _run(command: list[str], folder: str | None, seconds: float) -> None:
-    what = " ".join(["npm", *command[1:3]])
+@contextmanager
+def wheel(requirement: str, folder: Path, *, progress: bool = True) -> Iterator[Path]:
+    """The wheel of `name==version` from the user's package index; it is gone after the block.
+
+    Nothing of it is installed or executed, and what it depends on is not fetched.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise Unreachable("pip is not installed")
+    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+        if progress:
+            print(f"fetching {requirement} with pip ", file=sys.stderr)
+        command = [sys.executable, "-m", "pip", "download", requirement, "--no-deps", "-qq"]
+        command += ["--only-binary=:all:", "--retries=0", "--timeout=20", "--dest=."]
+        _run(command, temporary, seconds=1800, what=f"pip download {requirement}")
+        wheels = list(Path(temporary).glob("*.whl"))
+        if len(wheels) != 1:
+            raise DataError(f"pip download {requirement} left {len(wheels)} wheels, not one")
+        yield wheels[0]
+
+
+def _run(command: list[str], folder: str | None, seconds: float, what: str = "") -> None:
+    what = what or " ".join(["npm", *command[1:3]])
     try:
         subprocess.run(
             command, cwd=folder, timeout=seconds, check=True, capture_output=True, text=True

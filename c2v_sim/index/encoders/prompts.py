@@ -48,7 +48,8 @@ Samples = Tensor | Sequence[str] | WindowPrompts
 def embeddable(dataset: Dataset) -> bool:
     """Whether encoders can see its samples: windows of a text, grey or RGB images."""
     x = dataset.x_train
-    return isinstance(x, Windows) or (x.dtype == torch.uint8 and x.shape[-1] in (1, 3))
+    images = x.dtype == torch.uint8 and x.ndim == 4 and x.shape[-1] in (1, 3)
+    return isinstance(x, Windows) or images
 
 
 def samples_to_embed(dataset: Dataset, texts: Sequence[str] | None) -> Samples:

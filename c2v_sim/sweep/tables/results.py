@@ -28,6 +28,7 @@ ACCURACY = "best accuracy"
 TIMES = ("generate_index", "training_total", "training_to_fedavg_best", "total_to_fedavg_best")
 QUALITY = ("within", "between", "silhouette", "label_spearman")
 NEVER, NOT_RECORDED, UNDEFINED = "never", "not recorded", "not defined"
+NOT_EVALUATED = "not evaluated"
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class CellRun:
         return self.run.records if self.run else []
 
     @property
-    def best(self) -> float:
-        """The best accuracy over rounds, of a run that is done."""
+    def best(self) -> float | None:
+        """The best accuracy over rounds, of a run that is done; None: it was not evaluated."""
         assert self.run is not None
         assert self.run.result is not None
         return self.run.result["best_accuracy"]
@@ -166,8 +167,8 @@ def add_value(entry: Entry, run: CellRun, value: float | str) -> None:
         entry.values[run.seed] = value
 
 
-def best_accuracy(run: CellRun, column: str, runs: list[CellRun]) -> float:
-    return 100.0 * run.best
+def best_accuracy(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
+    return NOT_EVALUATED if run.best is None else 100.0 * run.best
 
 
 def seconds(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
@@ -181,8 +182,11 @@ def seconds(run: CellRun, column: str, runs: list[CellRun]) -> float | str:
     baseline = next((r for r in runs if r.seed == run.seed and not r.config.improve), None)
     if baseline is None or baseline.status != "done":
         return f"baseline {baseline.status if baseline else 'not run'}"
+    target = baseline.best
+    if target is None:
+        return NOT_EVALUATED
     by_round = zip(spent, run.records, strict=True)
-    to_best = next((s for s, r in by_round if (r.accuracy or 0.0) >= baseline.best), None)
+    to_best = next((s for s, r in by_round if (r.accuracy or 0.0) >= target), None)
     if to_best is None:
         return NEVER
     if column == "training_to_fedavg_best":

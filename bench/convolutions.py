@@ -1,0 +1,125 @@
+"""Every convolution of cnn, resnet8 and resnet18, one thread: torch's and ours, time and error.
+
+    python bench/convolutions.py [--repeats N] [--models cnn resnet18] [--json FILE]
+
+The two alternate, and the ratio is that of medians of CPU time. GFLOP/s are counted as those of a
+direct convolution, whatever was done; errors are Frobenius norms of the difference to float64,
+relative to that of the result. Layers that torch keeps (`pays` in ops/convolution.py) are marked.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from c2v_sim.doctor import processor
+from c2v_sim.models import build_model
+from c2v_sim.models.convolutions import take_over_convolutions
+from c2v_sim.ops.convolution import convolution, convolution_backward_torch, pays
+
+BATCH = {"cnn": 50, "resnet8": 50, "resnet18": 25}
+
+
+def layers(model: str) -> dict[tuple[int, ...], int]:
+    """(side, channels, filters, taps, padding) of the convolutions that could be taken over."""
+    network = build_model(model, classes=10, input_shape=(32, 32, 3), norm="group", seed=0)
+    take_over_convolutions(network)
+    found: dict[tuple[int, ...], int] = {}
+
+    def note(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if "_conv_forward" in vars(module):
+            filters, channels, taps, _ = module.weight.shape
+            key = (inputs[0].shape[2], channels, filters, taps, module.padding[0])
+            found[key] = found.get(key, 0) + 1
+
+    for module in network.modules():
+        module.register_forward_hook(note)
+    network(torch.zeros(1, 3, 32, 32))
+    return found
+
+
+def medians(contestants: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(repeats):
+        for name, run in contestants.items():
+            begin = time.process_time()
+            run()
+            times[name].append(time.process_time() - begin)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def error(got: Tensor, exact: Tensor) -> float:
+    return ((got.double() - exact).norm() / exact.norm()).item()
+
+
+def compare(batch: int, layer: tuple[int, ...], repeats: int) -> dict[str, object]:
+    side, channels, filters, taps, padding = layer
+    torch.manual_seed(0)
+    x = torch.randn(batch, channels, side, side).relu_().to(memory_format=torch.channels_last)
+    w = torch.randn(filters, channels, taps, taps).mul_((channels * taps * taps) ** -0.5)
+    w = w.to(memory_format=torch.channels_last)
+    y = F.conv2d(x, w, padding=padding)
+    dy = torch.randn_like(y)
+    ours = {"forward": lambda: convolution(x, w, padding=padding, backend="native")}
+    torchs: dict[str, Callable[[], object]] = {"forward": lambda: F.conv2d(x, w, padding=padding)}
+    backward = torch.ops.c2v_sim.convolution_backward
+    for name, need in {"dx": (True, False), "dw": (False, True), "both": (True, True)}.items():
+        ours[name] = lambda need=need: backward(dy, x, w, padding, *need, False)
+        torchs[name] = lambda need=need: convolution_backward_torch(dy, x, w, padding, *need, False)
+    row: dict[str, object] = {"layer": layer, "batch": batch}
+    row["pays"] = pays(x, filters, channels, taps, padding)
+    exact = [t.double().requires_grad_() for t in (x, w)]
+    y64 = F.conv2d(exact[0], exact[1], padding=padding)
+    y64.backward(dy.double())
+    truth = (y64.detach(), exact[0].grad, exact[1].grad)
+    for side_name, runs in (("ours", ours), ("torch", torchs)):
+        results = (runs["forward"](), *runs["both"]()[:2])  # type: ignore[misc]
+        row[f"error {side_name}"] = [error(r, t) for r, t in zip(results, truth, strict=True)]
+    flops = 2 * y.numel() * channels * taps * taps
+    for name in ours:
+        seconds = medians({"torch": torchs[name], "ours": ours[name]}, repeats)
+        work = flops * (2 if name == "both" else 1)
+        row[name] = {k: work / s / 1e9 for k, s in seconds.items()}
+    return row
+
+
+def show(model: str, count: int, row: dict[str, object]) -> None:
+    side, channels, filters, taps, _ = row["layer"]  # type: ignore[misc]
+    text = f"{model:9}{count}× {taps}×{taps} {channels:>3}→{filters:<3} at {side}²".ljust(32)
+    for name in ("forward", "dx", "dw", "both"):
+        rate: dict[str, float] = row[name]  # type: ignore[assignment]
+        text += f"| {rate['torch']:4.0f} {rate['ours']:4.0f} {rate['ours'] / rate['torch']:5.2f} "
+    errors = zip(row["error torch"], row["error ours"], strict=True)  # type: ignore[call-overload]
+    text += "| " + "  ".join(f"{a:.0e} {b:.0e}" for a, b in errors)
+    print(text + ("" if row["pays"] else "  (torch)"), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=15)
+    parser.add_argument("--models", nargs="+", default=list(BATCH), choices=BATCH)
+    parser.add_argument("--json", default="")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    print(
+        f"{processor()}, one thread. GFLOP/s of torch and ours and their ratio; then the relative"
+    )
+    print("errors of y, dx, dw: torch's and ours.")
+    print(" " * 32 + "".join(f"| {n:16}" for n in ("forward", "dx", "dw", "both gradients")))
+    rows = []
+    for model in args.models:
+        for layer, count in layers(model).items():
+            rows.append(compare(BATCH[model], layer, args.repeats))
+            show(model, count, rows[-1])
+    if args.json:
+        with open(args.json, "w") as file:
+            json.dump({"cpu": processor(), "rows": rows}, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()

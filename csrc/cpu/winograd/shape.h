@@ -1,0 +1,30 @@
+// The sizes of a convolution of stride 1, and the functions that passes.h has for each kind of
+// vector.
+#pragma once
+
+#include <cstdint>
+
+namespace c2v {
+
+struct WinogradShape {
+  int64_t images, height, width, channels, filters, taps, padding;
+  int64_t out, block;  // outputs of a tile in one dimension; tiles that are worked on at a time
+  int64_t out_height() const { return height + 2 * padding - taps + 1; }
+  int64_t out_width() const { return width + 2 * padding - taps + 1; }
+};
+
+#define WINOGRAD_FUNCTIONS                                                                        \
+  int64_t workspace(const WinogradShape&, bool is_backward); /* in floats */                      \
+  void run_forward(const WinogradShape&, const float* x, const float* w, const float* bias,       \
+                   float* y, float* space);                                                       \
+  void run_backward(const WinogradShape&, const float* dy, const float* x, const float* w,        \
+                    float* dx, float* dw, float* db, float* space);
+
+namespace avx2 {
+WINOGRAD_FUNCTIONS
+}
+namespace avx512 {
+WINOGRAD_FUNCTIONS
+}
+
+}  // namespace c2v
