@@ -36,7 +36,7 @@ from c2v_sim.simulator.steering import build_steering, used_index
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.seeding import SAMPLING, rng
 from c2v_sim.training.aggregation import shares
-from c2v_sim.training.sampling import SAMPLERS, checked_cohort, cohort_size
+from c2v_sim.training.sampling import cohort_size, uniform
 
 log = getLogger("flwr").log  # where Flower's own strategies write
 
@@ -51,7 +51,7 @@ class SteeredRound:
 
 
 class Client2VecFedAvg(FedAvg):
-    """Of `config`, participation, seed, sampling, improve, tau, gamma and lambda1, as in a run.
+    """Of `config`, participation, seed, improve, tau, gamma and lambda1, as in a run.
 
     nodes: Flower's node id -> the client's row in `index` (`Sent.nodes`). fedavg: the arguments of
     Flower's FedAvg but fraction_train, which `config.participation` says. `history` has a
@@ -64,6 +64,11 @@ class Client2VecFedAvg(FedAvg):
         check_nodes(index, nodes)
         if "fraction_train" in fedavg:
             raise ConfigError("Client2VecFedAvg: participation of the config says fraction_train")
+        if config.sampling != "uniform":
+            raise ConfigError(
+                f"Client2VecFedAvg: sampling = {config.sampling} is the simulator's; here the index "
+                "chooses the clients, or all are alike"
+            )
         if not config.needs_client_index:
             raise ConfigError(
                 "Client2VecFedAvg: the config improves nothing by an index; name some of sampling, "
@@ -127,8 +132,7 @@ class Client2VecFedAvg(FedAvg):
         everyone, k = len(self.sizes), min(self.k, len(present))
         steering, seed = self.steering, self.config.seed
         if steering is None or "sampling" not in steering.improve:
-            chosen = SAMPLERS[self.config.sampling](seed, t, self.sizes[present], k)
-            return present[checked_cohort(chosen, t, len(present), k)]
+            return present[uniform(seed, t, self.sizes[present], k)]
         if len(present) == everyone:
             return steering.cohort(t)
         waited = (t - steering.last)[present]
