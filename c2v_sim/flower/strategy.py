@@ -66,7 +66,7 @@ class Client2VecFedAvg(FedAvg):
             raise ConfigError("Client2VecFedAvg: participation of the config says fraction_train")
         if config.sampling != "uniform":
             raise ConfigError(
-                f"Client2VecFedAvg: sampling = {config.sampling} is the simulator's; here the index "
+                f"Client2VecFedAvg: sampling = {config.sampling} is the simulator's; here an index "
                 "chooses the clients, or all are alike"
             )
         if not config.needs_client_index:
