@@ -36,7 +36,7 @@ from c2v_sim.simulator.steering import build_steering, used_index
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.seeding import SAMPLING, rng
 from c2v_sim.training.aggregation import shares
-from c2v_sim.training.sampling import cohort_size, uniform
+from c2v_sim.training.sampling import uniform
 
 log = getLogger("flwr").log  # where Flower's own strategies write
 
@@ -51,7 +51,7 @@ class SteeredRound:
 
 
 class Client2VecFedAvg(FedAvg):
-    """Of `config`, participation, seed, improve, tau, gamma and lambda1, as in a run.
+    """Of `config`, participation or cohort, seed, improve, tau, gamma and lambda1, as in a run.
 
     nodes: Flower's node id -> the client's row in `index` (`Sent.nodes`). fedavg: the arguments of
     Flower's FedAvg but fraction_train, which `config.participation` says. `history` has a
@@ -79,7 +79,7 @@ class Client2VecFedAvg(FedAvg):
         self.client_of = dict(nodes)
         self.node_of = {client: node for node, client in nodes.items()}
         self.index, self.sizes = used_index(config, index), index.sizes.numpy()
-        self.k = max(cohort_size(config.participation, index.clients), self.min_train_nodes)
+        self.k = max(config.cohort_of(index.clients), self.min_train_nodes)
         cpu = torch.device("cpu")
         self.steering = build_steering(config, self.index, self.sizes, self.k, cpu)
 
