@@ -48,7 +48,7 @@ fuzz: $(VENV)/.test-installed
 OLDEST := .venv-oldest
 QUICK = tests/system tests/data/test_partition.py tests/data/test_image_folders.py \
 	tests/run/test_checkpoint.py tests/index/test_client_index.py tests/models/test_pretrained.py \
-	tests/run/test_tensorboard.py tests/run/test_resume.py tests/report/test_report.py
+	tests/run/trackers/test_tensorboard.py tests/run/test_resume.py tests/report/test_report.py
 oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/pip install $(TORCH) ninja "setuptools>=77" wheel packaging

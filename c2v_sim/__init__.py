@@ -32,6 +32,7 @@ from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.index.build import build_index
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.config import IndexConfig
+from c2v_sim.index.sent import index_from_embeddings
 from c2v_sim.run.presets import preset
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
@@ -50,6 +51,7 @@ __all__ = [
     "Sampler",
     "Simulator",
     "build_index",
+    "index_from_embeddings",
     "load_dataset",
     "make_partition",
     "preset",

@@ -20,6 +20,7 @@ from c2v_sim.run.index import prepare_index
 from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import resume_command
 from c2v_sim.run.settings import EXISTS, check_options, resumed_settings, settings_of
+from c2v_sim.run.trackers import trackers_of
 from c2v_sim.run.train import execute
 from c2v_sim.system.errors import fail
 from c2v_sim.system.files import in_use
@@ -83,7 +84,7 @@ def train_half(pair: Pair, half: str, arguments: argparse.Namespace, interrupt: 
     with in_use(folder), closing(pair.simulator(half)) as simulator:
         embeddings = prepare_index(simulator, folder)
         interrupt.stop = simulator.stop
-        journal = Journal(folder, simulator, tensorboard=arguments.tensorboard)
+        journal = Journal(folder, simulator, trackers_of(arguments, folder))
         return execute(simulator, embeddings, journal, pair.label, interrupt, pair.out)
 
 

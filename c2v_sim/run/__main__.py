@@ -8,7 +8,7 @@ simulator/     model, lanes and state (Simulator)
 index.py       the client index, where one steers the run
 files.py       the run directory, with manifest.py
 journal.py     back to the newest checkpoint (checkpoint.py)
-train.py       the rounds (simulator/); after each journal.py, tensorboard.py and progress.py
+train.py       the rounds (simulator/); after each journal.py, trackers/ and progress.py
 results.py     model, summary and curve
 
 With --beside-original this happens twice, for the algorithm as it is and with the client index, and
@@ -35,6 +35,7 @@ from c2v_sim.run.journal import Journal
 from c2v_sim.run.progress import COMMAND
 from c2v_sim.run.resume import check_federation, check_pretrained, check_settings, warn_of_versions
 from c2v_sim.run.settings import EXISTS, check_options, check_ranks, parser, settings_of
+from c2v_sim.run.trackers import trackers_of, wanted
 from c2v_sim.run.train import execute
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks
@@ -97,7 +98,7 @@ def run_one(arguments: argparse.Namespace, command: str, interrupt: Interrupt) -
                 simulator.spill_to(out / SCRATCH)
             if writes and not arguments.resume:
                 held.enter_context(in_use(out))
-            journal = Journal(out, simulator, tensorboard=arguments.tensorboard)
+            journal = Journal(out, simulator, trackers_of(arguments, out))
             return execute(simulator, embeddings, journal, label, interrupt)
         except (InUse, ConfigError) as error:
             return fail(2, str(error))
@@ -129,7 +130,7 @@ def started_anew(arguments: argparse.Namespace) -> argparse.Namespace:
     out = torchrun.remembered("out")
     if out is None or arguments.resume:
         return arguments
-    same = ["--tensorboard"] if arguments.tensorboard else []
+    same = [f"--{name}" for name in wanted(arguments)]
     return parser().parse_args(["--resume", out, *same])
 
 

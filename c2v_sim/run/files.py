@@ -7,7 +7,8 @@ clients.npz        label_counts [M, K] of the training samples, test_sizes [M], 
 index.safetensors  the client index, where one steers the run
 rounds.jsonl       one record per round, written as soon as the round is done
 rounds.csv         the same as a table, written with every checkpoint
-tensorboard/       the same as event files, with --tensorboard (run/tensorboard.py)
+tensorboard/       the same as event files, with --tensorboard (run/trackers/)
+trackers.json      what --wandb and --mlflow call the run, for a resume
 checkpoints/       where `--resume` goes on: the two newest generations (run/checkpoint.py)
 model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
                    (run/results.py)

@@ -1,7 +1,7 @@
 """The run directory while a run trains: each round's record, and the checkpoints.
 
 rounds.jsonl is written first, then the generation that vouches for it, then the same rounds as
-rounds.csv; with --tensorboard event files follow every round. A write error (a full disk) does not
+rounds.csv; observers (trackers, say) are told of every round. A write error (a full disk) does not
 end the run: it is said once, tried again at the next checkpoint with everything that is still in
 memory, and `unsaved` says at any time what is not on disk.
 
@@ -10,7 +10,7 @@ of rank 0 writes.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.checkpoint import load_checkpoint, save_checkpoint
-from c2v_sim.run.tensorboard import TensorBoardLog
+from c2v_sim.simulator.observers import Observer, Observers
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks
@@ -29,11 +29,10 @@ from c2v_sim.system.files import remove_leftovers
 class Journal:
     """Keeps `out` in step with `simulator`; `result` has the records of all finished rounds."""
 
-    def __init__(self, out: Path, simulator: Simulator, *, tensorboard: bool = False) -> None:
+    def __init__(self, out: Path, simulator: Simulator, observers: Iterable[Observer] = ()) -> None:
         self.out, self.simulator, self.result = out, simulator, Result()
-        self.tensorboard = tensorboard
+        self.observers = Observers(observers)
         self.writes = ranks.is_first()
-        self.log: TensorBoardLog | None = None  # from `resume` on
         self.saved_rounds = 0  # whose records are in rounds.jsonl
         self.torn = False  # rounds.jsonl is to be written anew
         self.saved_state = 0  # the round of the newest checkpoint
@@ -55,21 +54,18 @@ class Journal:
         self.torn = rounds.exists() and rounds.read_bytes() != b"".join(lines)
         self._try(self._save)
         self._try(self._save_table)
-        if self.tensorboard:
-            self.log = TensorBoardLog(self.out, self.simulator, self.result.records)
+        self.observers.start(self.simulator, self.result.records)
 
     def close(self) -> None:
         """No round comes any more."""
-        if self.log is not None:
-            self.log.close()
+        self.observers.finish(self.result)
 
     def round_done(self, record: RoundRecord) -> None:
         """Take a finished round's record, and make a checkpoint where one is due."""
         self.result.records.append(record)
         if self.writes and not self.torn:
             self._try(self._append)
-        if self.log is not None:
-            self.log.round_done(record)
+        self.observers.round(record)
         if record.round % self.simulator.config.checkpoint_every == 0:
             self.checkpoint()
 

@@ -12,7 +12,7 @@ from c2v_sim.config import FIELDS, RunConfig, make_config, read_toml, saved_conf
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.presets import PRESETS, preset
 from c2v_sim.run.resume import check_rounds
-from c2v_sim.run.tensorboard import FOLDER, summary_writer
+from c2v_sim.run.trackers import HELP, trackers_of
 from c2v_sim.system.errors import ConfigError, naming
 from c2v_sim.system.flags import add_flags, check_resume, new_parser, typed
 from c2v_sim.system.ranks.torchrun import SECONDS
@@ -44,11 +44,9 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
     )
     named = "what the outputs call these settings" if everything else argparse.SUPPRESS
     out.add_argument("--label", metavar="TEXT", help=named)
-    out.add_argument(
-        "--tensorboard",
-        action="store_true",
-        help=f"write event files into <run directory>/{FOLDER}",
-    )
+    for tracker, text in HELP.items():
+        shown = text if everything or tracker == "tensorboard" else argparse.SUPPRESS
+        out.add_argument(f"--{tracker}", action="store_true", help=shown)
     out.add_argument(
         "--ranks", type=positive, metavar="N", help="processes that share the run (torchrun)"
     )
@@ -66,8 +64,7 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
 def check_options(arguments: argparse.Namespace) -> None:
     """Refuse options that are no settings where they cannot be had."""
     out, resumed = arguments.out, arguments.resume
-    if arguments.tensorboard:
-        summary_writer()  # refused here where the package is missing
+    trackers_of(arguments, None)  # refused here where a package is missing
     if out is not None and out.exists():
         raise ConfigError(EXISTS.format(out))
     if arguments.beside_original and resumed and (resumed / run_directory.CONFIG).is_file():

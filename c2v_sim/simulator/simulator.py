@@ -11,7 +11,7 @@ simulator/model.py and simulator/build.py; what lasts from round to round is in 
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,10 +29,11 @@ from c2v_sim.simulator.evaluation import Accuracy, accuracy
 from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.needed_index import needed_index
 from c2v_sim.simulator.objective import Regularised
+from c2v_sim.simulator.observers import Observer, run_observed
 from c2v_sim.simulator.personal import correct_at_home
 from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
 from c2v_sim.simulator.state import begin_state
-from c2v_sim.simulator.steering import Similarity, Steering, build_steering
+from c2v_sim.simulator.steering import Similarity, Steering, build_steering, used_index
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device, deterministic, keep_freed_memory_once
@@ -144,8 +145,7 @@ class Simulator:
         if not config.needs_client_index:
             raise ValueError("use_index: the config improves nothing by a client index")
         index.check(self.federation)
-        index = index.shuffled(config.seed) if config.index_shuffled else index
-        self.index = index if config.index_part == "both" else index.only(config.index_part)
+        self.index = used_index(config, index)
         if self.regulariser is not None:
             self.regularise_by(self.index.feature.to(self.device).float())
         sizes = self.federation.partition.sizes
@@ -182,9 +182,9 @@ class Simulator:
                 record = self._one_round(self.round + 1, on_client)
             yield record
 
-    def run(self) -> Result:
-        """All remaining rounds."""
-        return Result(list(self.rounds()))
+    def run(self, observers: Iterable[Observer] = ()) -> Result:
+        """All remaining rounds; `observers` are told of each (simulator/observers.py)."""
+        return run_observed(self, observers)
 
     def _one_round(self, t: int, on_client: OnClient) -> RoundRecord:
         clock = Stopwatch()

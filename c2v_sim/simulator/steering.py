@@ -111,3 +111,9 @@ def build_steering(
         gamma=config.gamma,
         lambda1=config.lambda1,
     )
+
+
+def used_index(config: RunConfig, index: ClientIndex) -> ClientIndex:
+    """What the config lets be used of `index`: all of it, one part, or a control."""
+    index = index.shuffled(config.seed) if config.index_shuffled else index
+    return index if config.index_part == "both" else index.only(config.index_part)

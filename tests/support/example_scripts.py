@@ -15,9 +15,9 @@ def lines_of_class(script):
     return found.end_lineno - found.lineno + 1
 
 
-def printed(script):
+def printed(script, timeout=300):
     """The lines that the script prints, run as a program."""
     command = [sys.executable, "-P", str(EXAMPLES / script)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()

@@ -1,22 +1,17 @@
 """The event files that --tensorboard writes, read back as TensorBoard reads them."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from plain_run import PLAIN
+from tracked_runs import TINY, records_of, stopped
 
 from c2v_sim.run import __main__ as run
 
 pytest.importorskip("tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-TINY = "--model linear --train-size 240 --test-size 120 --partition by-domain --rounds 6"
-TINY += " --clients-per-domain 2 --participation 0.25 --local-epochs 1 --checkpoint-every 2"
-TINY = [*TINY.split(), *PLAIN]
 
 
 @pytest.fixture(autouse=True)
@@ -27,10 +22,6 @@ def data_dir(tmp_path_factory, monkeypatch):
 def events_of(folder):
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0})
     return events.Reload()
-
-
-def records_of(folder):
-    return [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
 
 
 def check_same(out):
@@ -55,21 +46,6 @@ def check_same(out):
     return events
 
 
-def stopped(out, monkeypatch, after, *flags):
-    """The run ends without a word after the records of `after` rounds, as when it is killed."""
-    trained = run.Journal.round_done
-
-    def stop(self, record):
-        trained(self, record)
-        if record.round == after:
-            raise SystemExit
-
-    with monkeypatch.context() as patch:
-        patch.setattr(run.Journal, "round_done", stop)
-        with pytest.raises(SystemExit):
-            run.main([*flags])
-
-
 def test_a_run_shows_its_rounds_and_its_settings(tmp_path):
     out = tmp_path / "run"
     assert run.main([*TINY, "--eval-every", "2", "--tensorboard", "--out", str(out)]) == 0
@@ -78,6 +54,10 @@ def test_a_run_shows_its_rounds_and_its_settings(tmp_path):
     shown = text.tensor_proto.string_val[0].decode()
     assert shown.startswith("trained on shapes\n")
     assert "rounds = 6" in shown
+    (text,) = events.Tensors("manifest/text_summary")
+    assert '"name": "shapes"' in text.tensor_proto.string_val[0].decode()
+    (picture,) = events.Images("accuracy")
+    assert (picture.step, picture.encoded_image_string[:4]) == (6, b"\x89PNG")
     assert "tensorboard" not in (out / "config.toml").read_text()
 
 
