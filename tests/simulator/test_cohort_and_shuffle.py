@@ -21,7 +21,7 @@ def test_three_clients_a_round_without_shuffling(model):
     simulator = Simulator(federation, config)
     start = build_model(model, classes=4, input_shape=(16, 16, 3), seed=config.seed)
     assert [len(record.cohort) for record in simulator.rounds()] == [4, 4]
-    assert simulator.stacked == (model == "linear")
+    assert simulator.path.stacked == (model == "linear")
     expected = slow_fedavg.run(start, federation, config).state_dict()
     for name, tensor in simulator.global_model().items():
         torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)

@@ -117,7 +117,7 @@ def check_files_and_flags(folder):
     said = refusal(run_command.settings_of, run_command.parser().parse_args(again))
     assert said.endswith("other settings: patina (was 7, now 8); index_gloss (was 7, now 9)"), said
     (folder / "old.toml").write_text("rounds = 3\n")
-    assert saved_config(folder / "old.toml") == RunConfig(rounds=3)
+    assert saved_config(folder / "old.toml") == RunConfig(rounds=3, conv="torch")
 
 
 def check_index(folder):
