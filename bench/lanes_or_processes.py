@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from c2v_sim import ops
 from c2v_sim.data.resident import ResidentData
-from c2v_sim.system.freed_memory import keep_freed_memory
+from c2v_sim.system.machine import keep_freed_memory
 from c2v_sim.training.arena import layout_of
 
 MODELS = {

@@ -39,7 +39,7 @@ import torch
 from c2v_sim import Federation, RunConfig, Simulator
 from c2v_sim.index.client_index import ClientIndex, federation_facts
 from c2v_sim.run.manifest import cpu_name
-from c2v_sim.training.sampling import SAMPLERS
+from c2v_sim.training.sampling import POLICIES
 
 T = TypeVar("T")
 ROUNDS = 15
@@ -160,7 +160,7 @@ def measured(clients: int, given: argparse.Namespace) -> dict[str, float]:
         walls.append(time.perf_counter() - wall)
     most = resident("VmHWM") - before
     sizes = federation.partition.sizes
-    draw = partial(SAMPLERS["uniform"], 0)
+    draw = partial(POLICIES["uniform"], 0)
     draws = [cpu(partial(draw, t, sizes, given.cohort))[0] for t in range(ROUNDS)]
     rounds = [sum(v for k, v in r.seconds.items() if k != "evaluate") for r in records[1:]]
     simulator.close()
