@@ -15,7 +15,7 @@ linear = a_i (h_i - w), weight_decay = 5e-5 + a_i, max_grad_norm = 10. FedProx: 
 anchor = w.
 """
 
-from functools import cache
+import threading
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ from c2v_sim.ops._dispatch import Operator
 
 Option = float | Tensor
 _CLIP_EPSILON = 1e-6  # of torch.nn.utils.clip_grad_norm_
+_constants: dict[tuple, Tensor] = {}
+_making_constants = threading.Lock()
 
 
 def sgd_step_(
@@ -110,14 +112,18 @@ def _options(params: Tensor, values: tuple[Option, ...]) -> Tensor:  # [K, 5]
     return torch.stack(columns, dim=1)
 
 
-@cache
 def _constant_options(
     values: tuple[float, ...], dtype: torch.dtype, device: torch.device
 ) -> Tensor:  # [1, 5]
-    """Cached: a training loop steps thousands of times with the same numbers, and a new tensor
-    would cost as much as a small step (on a GPU a copy from the host). Never dropped: a CUDA graph
-    may have recorded the address."""
-    return torch.tensor([values], dtype=dtype, device=device)
+    """Kept: a training loop steps thousands of times with the same numbers, and a new tensor
+    would cost as much as a small step (on a GPU a copy from the host). One for all threads and
+    never dropped: a CUDA graph may have recorded the address."""
+    key = values, dtype, device
+    if key not in _constants:
+        with _making_constants:  # two threads that miss together must get the same tensor
+            if key not in _constants:
+                _constants[key] = torch.tensor([values], dtype=dtype, device=device)
+    return _constants[key]
 
 
 def sgd_step_torch(

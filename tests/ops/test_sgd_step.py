@@ -1,10 +1,11 @@
+import time
 from threading import Thread
 
 import pytest
 import torch
 from backends import DEVICE, WITH_CUDA, assert_as_good_as_torch, require
 
-from c2v_sim.ops.sgd_step import _operator, sgd_step_
+from c2v_sim.ops.sgd_step import _operator, _options, sgd_step_
 
 # name: options of sgd_step_; "linear"/"anchor"/"buffer" True asks problem() for the tensor.
 CASES = {
@@ -222,3 +223,22 @@ def test_opcheck(backend):
     torch.library.opcheck(
         namespace.sgd_step.default, (p, g, None, options, None, None, False, False)
     )
+
+
+def test_threads_that_ask_first_together_get_one_tensor_of_constants(monkeypatch):
+    """A recorded step knows its address: the tensor of the one that came second would be freed."""
+    make, found = torch.tensor, []
+
+    def slow(*args, **kwargs):
+        made = make(*args, **kwargs)
+        time.sleep(0.05)  # while the other thread asks
+        return made
+
+    monkeypatch.setattr(torch, "tensor", slow)
+    params, values = torch.zeros(1, 4), (0.123, 0.0, 0.9, 0.0, float("inf"))
+    threads = [Thread(target=lambda: found.append(_options(params, values))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {t.data_ptr() for t in found} == {_options(params, values).data_ptr()}

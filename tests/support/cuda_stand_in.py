@@ -12,8 +12,11 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+
+from c2v_sim.models.draws import drops_nothing
 
 # Operators that CUDA refuses while it records: they wait for the device, or copy from the host.
 REFUSED = {
@@ -22,7 +25,23 @@ REFUSED = {
     "aten::nonzero",
     "aten::masked_select",
     "aten::equal",
+    "aten::_unique",
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::unique_dim_consecutive",
+    "aten::bincount",
 }
+# The same of what a tensor of the CPU does without an operator.
+REFUSED_CALLS = {
+    Tensor.tolist,
+    Tensor.cpu,
+    Tensor.numpy,
+    Tensor.__array__,
+    torch.from_numpy,
+    torch.as_tensor,
+}
+MASKS = (torch.bool, torch.uint8)
 
 
 class CudaStandIn:
@@ -34,7 +53,7 @@ class CudaStandIn:
         self.current = threading.local()
         self.main = StandInStream(self, "main")
         self._lanes, self._pools = itertools.count(), itertools.count()
-        self._recording = threading.Lock()
+        self.recording = threading.Lock()
 
     def Stream(self, device):
         return StandInStream(self, f"lane {next(self._lanes)}")
@@ -57,18 +76,6 @@ class CudaStandIn:
         self.graphs.append(StandInGraph(self))
         return self.graphs[-1]
 
-    @contextmanager
-    def graph(self, graph, *, pool, stream, capture_error_mode):
-        assert capture_error_mode == "thread_local"
-        assert self._recording.acquire(blocking=False), "two lanes record at the same time"
-        self.log.append(("record", stream.name))
-        graph.pool, graph.recorded_on = pool, stream
-        try:
-            with self.stream(stream), graph.recording():
-                yield
-        finally:
-            self._recording.release()
-
 
 class StandInStream:
     def __init__(self, cuda, name):
@@ -81,21 +88,34 @@ class StandInStream:
 class StandInGraph:
     def __init__(self, cuda):
         self.cuda, self.generators, self.calls, self.replays = cuda, [], [], 0
+        self.broken = False
 
     def register_generator_state(self, generator):
         self.generators.append(generator)
 
-    @contextmanager
-    def recording(self):
-        states = [g.get_state() for g in self.generators]
-        recorder = Recorder(self)
-        try:
-            with recorder:
-                yield
-        finally:
-            recorder.undo()
-            for generator, state in zip(self.generators, states, strict=True):
-                generator.set_state(state)
+    def capture_begin(self, *, pool, capture_error_mode):
+        assert capture_error_mode == "thread_local"
+        assert self.cuda.recording.acquire(blocking=False), "two lanes record at the same time"
+        self.pool, self.recorded_on = pool, self.cuda.current_stream(None)
+        self.cuda.log.append(("record", self.recorded_on.name))
+        self._states = [g.get_state() for g in self.generators]
+        self._recorder, self._calls = Recorder(self), RefusedCalls(self)
+        self._recorder.__enter__()
+        self._calls.__enter__()
+
+    def capture_end(self):
+        self._calls.__exit__(None, None, None)
+        self._recorder.__exit__(None, None, None)
+        self._recorder.undo()
+        for generator, state in zip(self.generators, self._states, strict=True):
+            generator.set_state(state)
+        self.cuda.recording.release()
+        if self.broken:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    def refuse(self, what):
+        self.broken = True
+        raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
 
     def replay(self):
         stream = self.cuda.current_stream(None)
@@ -108,6 +128,17 @@ class StandInGraph:
                 for old, new in zip(outs, fresh, strict=True):
                     if isinstance(old, Tensor) and address(old) != address(new):
                         old.copy_(new)
+
+
+class RefusedCalls(TorchFunctionMode):
+    def __init__(self, graph):
+        super().__init__()
+        self.graph = graph
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function in REFUSED_CALLS:
+            self.graph.refuse(function.__name__)
+        return function(*args, **(kwargs or {}))
 
 
 class Recorder(TorchDispatchMode):
@@ -124,12 +155,14 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if operator.overloadpacket._qualified_op_name in REFUSED:
-            raise RuntimeError(f"operation not permitted when stream is capturing: {operator}")
+        if waits_for_the_device(operator, args, kwargs):
+            self.graph.refuse(operator)
+        if draws_from_the_default_generator(operator, args, kwargs):
+            self.graph.refuse(f"{operator} draws from torch's default generator")
+        known = {g._cdata for g in self.graph.generators}
         for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Generator):
-                registered = {g._cdata for g in self.graph.generators}
-                assert leaf._cdata in registered, "a generator that the graph does not know"
+            if isinstance(leaf, torch.Generator) and leaf._cdata not in known:
+                self.graph.refuse("a generator that the graph does not know")
             if isinstance(leaf, Tensor) and address(leaf) not in self.made | self.before.keys():
                 memory = torch.empty(0, dtype=torch.uint8).set_(leaf.untyped_storage())
                 self.before[address(leaf)] = memory, memory.clone()
@@ -144,6 +177,25 @@ class Recorder(TorchDispatchMode):
     def undo(self):
         for memory, copy in self.before.values():
             memory.copy_(copy)
+
+
+def waits_for_the_device(operator, args, kwargs):
+    """Whether the operator has to know values before it knows its shapes, or hands them out."""
+    name = operator.overloadpacket._qualified_op_name
+    if name == "aten::repeat_interleave":
+        return kwargs.get("output_size") is None
+    if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
+        masks = [i for i in args[1] if i is not None and i.dtype in MASKS]
+        fills = len(args) > 2 and args[2].numel() == 1 and not any(args[3:])  # masked_fill
+        return bool(masks) and not fills
+    return name in REFUSED
+
+
+def draws_from_the_default_generator(operator, args, kwargs):
+    if torch.Tag.nondeterministic_seeded not in operator.tags:
+        return False
+    given = any(isinstance(leaf, torch.Generator) for leaf in tree_leaves((args, kwargs)))
+    return not given and not drops_nothing(operator, args, kwargs)
 
 
 def address(tensor):
