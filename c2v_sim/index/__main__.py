@@ -2,8 +2,9 @@
 
 The directory that it writes holds index.safetensors (what a run takes), index.json (the same
 provenance, losses and quality numbers as text), settings.json, the training's checkpoint and, with
---plot, pictures. Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C, 143
-SIGTERM: both finish the step in flight and write the checkpoint.
+--plot, pictures. With --compare it holds a table and heat maps of several indices instead
+(similarity/compare.py). Exit codes: 0 done, 1 training or writing failed, 2 bad input, 130 Ctrl-C,
+143 SIGTERM: both finish the step in flight and write the checkpoint.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.embed import Embeddings
 from c2v_sim.index.plots import plot_all
+from c2v_sim.index.similarity.compare import ALL, NAME, chosen, compared, write_comparison
 from c2v_sim.run import files as run_directory
 from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import (
@@ -44,7 +46,7 @@ from c2v_sim.system.settings import facts_of, overlay
 INDEX, SUMMARY = "index.safetensors", "index.json"
 CHECKPOINT = "training.safetensors"
 INDEX_FIELDS = facts_of(IndexConfig)
-USAGE = "c2v_sim.index [--out DIR | --resume DIR] [--plot [FILE]] [settings]"
+USAGE = "c2v_sim.index [--out DIR | --resume DIR] [--plot [FILE]] [--compare KIND …] [settings]"
 
 
 def parser(everything: bool = False) -> argparse.ArgumentParser:
@@ -62,6 +64,12 @@ def parser(everything: bool = False) -> argparse.ArgumentParser:
         const=Path(),
         metavar="FILE",
         help="pictures beside the index; with FILE: only the pictures of that saved index",
+    )
+    out.add_argument(
+        "--compare",
+        nargs="+",
+        metavar="KIND",
+        help=f"a table and heat maps of several kinds of index; {ALL}: of every one",
     )
     known = {name: FIELDS[name] for name in FEDERATION if name not in INDEX_FIELDS} | INDEX_FIELDS
     defaults = vars(RunConfig()) | vars(IndexConfig())
@@ -182,6 +190,41 @@ def plot_saved(arguments: argparse.Namespace) -> int:
     return printed(lambda: print(*made, sep="\n"), f"the pictures are in {folder}")
 
 
+def compare(arguments: argparse.Namespace, interrupt: Interrupt) -> int:
+    """--compare: indices of one federation, in one table; the exit code."""
+    names = chosen(arguments.compare)
+    for flag in ("resume", "plot", "index", "strategy"):
+        if getattr(arguments, flag) is not None:
+            raise ConfigError(f"--{flag} has no effect with --compare; leave it out")
+    run, config = settings_of(arguments)
+    if arguments.out is not None and arguments.out.exists():
+        raise ConfigError(f"--out {arguments.out} exists and is never overwritten; name another")
+    federation, run = build_federation(run)
+    embeddings = index_embeddings(federation, config, run.data_dir)
+    interrupt.stop = threading.Event()
+    begun: list[str] = []
+
+    def say(name: str) -> None:
+        begun.append(name)
+        print(f"index {len(begun)}/{len(names)}: {name}", file=sys.stderr, flush=True)
+
+    try:
+        made = compared(federation, names, config, embeddings, run.data_dir, interrupt.stop, say)
+        indices = dict(made)
+        out = arguments.out or new_path("indices", federation.dataset.name, NAME, config.seed)
+        numbered = arguments.out is None
+        text: list[str] = []
+        out = make_directory(
+            out, lambda p: text.append(write_comparison(indices, p)), numbered=numbered
+        )
+    except TrainingError as error:
+        return fail(1, str(error))
+    except Interrupted:
+        what = "the indices that were finished are cached; type the command again to go on"
+        return fail(interrupt.code, f"{interrupt.word}; {what}")
+    return printed(lambda: print(text[-1], f"comparison: {out}", sep="\n"), f"it is in {out}")
+
+
 def execute(task: Task, interrupt: Interrupt) -> int:
     """Obtain the index and write it into the directory; the exit code."""
     show_start(task)
@@ -222,6 +265,8 @@ def main(argv: list[str] | None = None) -> int:
     keep_freed_memory()
     with ExitStack() as held, Interrupt() as interrupt:
         try:
+            if arguments.compare is not None:
+                return compare(arguments, interrupt)
             task = prepare(arguments, held)
             interrupt.stop = threading.Event()
         except (ValueError, OSError, RuntimeError, ImportError) as error:

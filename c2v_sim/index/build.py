@@ -158,7 +158,8 @@ def build_index(
     begin = time.perf_counter()
     if config.index in NAIVE:
         naive, classes = NAIVE[config.index], used.dataset.classes
-        vectors = naive.vectors(known.images, partition, y, classes, config.seed)
+        budget = {"epsilon": config.epsilon, "delta": config.delta} if naive.private else {}
+        vectors = naive.vectors(known.images, partition, y, classes, config.seed, **budget)
         none = torch.zeros(partition.clients, 0)
         feature, label = (vectors, none) if naive.part == "feature" else (none, vectors)
     else:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from c2v_sim.index.dsa_ign import DECODERS, HIDDEN, LOSSES, loss_weights
 from c2v_sim.index.encoders import ENCODERS, make_encoder
 from c2v_sim.index.encoders.encoder import Encoder
-from c2v_sim.index.naive import NAIVE
+from c2v_sim.index.naive import NAIVE, PRIVATE
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.machine import DEVICES
 from c2v_sim.system.settings import (
@@ -33,6 +33,7 @@ IMPROVEMENTS = ("sampling", "aggregation", "local")  # what an index is for in a
 of_index = Section("client index", RESULT)
 of_network = Section("DSA-IGN, the network of the client index", RESULT)
 of_clip = of_index.needing(encoder="clip")
+of_private = of_index.needing(index=PRIVATE)
 of_dsa_ign = of_network.needing(index="dsa-ign")
 of_global = of_dsa_ign.needing(strategy="global")
 of_federated = of_dsa_ign.needing(strategy="federated")
@@ -73,6 +74,10 @@ class IndexConfig:
         1e-3, "smaller gains of the total loss are no progress", LENGTH, least=0.0
     )
     max_samples: int = of_index(0, "samples per client that are embedded and used; 0: all", least=0)
+    epsilon: float = of_private(
+        1.0, "ε of a private index: less is more private", least=1e-3, most=1e6
+    )
+    delta: float = of_private(1e-5, "δ of a private index", least=1e-12, below=1.0)
     threads: int = of_server(
         2, "threads of the server (global); decides the last bits", BITS | PACE, least=1
     )

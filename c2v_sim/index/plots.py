@@ -47,12 +47,12 @@ def plot_similarity(index: ClientIndex, path: Path) -> list[Path]:
     pictures = {r"$\beta$": index.similarity()}
     if index.parts == ("feature", "label"):
         pictures[r"$\beta^f$"] = index.similarity("feature")
-    figure = _figure(5.6 * len(pictures), 5)
+    figure = new_figure(5.6 * len(pictures), 5)
     axes = figure.subplots(1, len(pictures), squeeze=False)[0]
     for ax, (name, matrix) in zip(axes, pictures.items(), strict=True):
         image = ax.imshow(matrix[order][:, order].numpy(), vmin=-1, vmax=1, cmap="RdBu_r")
         ax.set_title(f"cosine of {name}")
-        _mark_groups(ax, group[order], names)
+        mark_groups(ax, group[order], names)
         figure.colorbar(image, ax=ax, shrink=0.8)
     return _write(figure, path, index)
 
@@ -67,7 +67,7 @@ def plot_domains(index: ClientIndex, path: Path) -> list[Path]:
     means = np.array(
         [[cosines[group == a][:, group == b].nanmean().item() for b in present] for a in present]
     )
-    figure = _figure(1.2 + 0.8 * len(present), 1 + 0.7 * len(present))
+    figure = new_figure(1.2 + 0.8 * len(present), 1 + 0.7 * len(present))
     ax = figure.subplots()
     image = ax.imshow(means, vmin=-1, vmax=1, cmap="RdBu_r")
     for (row, column), value in np.ndenumerate(means):
@@ -84,7 +84,7 @@ def plot_domains(index: ClientIndex, path: Path) -> list[Path]:
 def plot_projection(index: ClientIndex, path: Path) -> list[Path]:
     """The clients on the first two principal axes of the unit vectors of each part."""
     group, names = groups(index)
-    figure = _figure(5.2 * len(index.parts), 4.6)
+    figure = new_figure(5.2 * len(index.parts), 4.6)
     axes = figure.subplots(1, len(index.parts), squeeze=False)[0]
     for ax, part in zip(axes, index.parts, strict=True):
         points, shares = principal_axes(getattr(index, part))
@@ -110,13 +110,13 @@ def principal_axes(vectors: Tensor) -> tuple[Tensor, list[float]]:  # [M, D] -> 
     return points, shares.tolist()
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure  # slow to import; no window system is touched
 
     return Figure(figsize=(width, height), dpi=130, layout="constrained")
 
 
-def _mark_groups(ax: Axes, ordered: Tensor, names: list[str]) -> None:
+def mark_groups(ax: Axes, ordered: Tensor, names: list[str]) -> None:
     """A line between groups, each group's name at its middle."""
     present, counts = torch.unique_consecutive(ordered, return_counts=True)
     ends = counts.cumsum(0)

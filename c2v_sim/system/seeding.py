@@ -20,6 +20,7 @@ INDEX_COHORT = 6  # round
 LOCAL = 7  # round, client; or epoch, 0: what torch draws while a model trains
 CONTROL = 8  # no ids: what a control draws instead of an index
 SKETCH = 9  # no ids: how updates are sketched
+PRIVACY = 10  # client, columns: noise that a client adds to what it sends
 
 
 def rng(seed: int, stream: int, *ids: int) -> np.random.Generator:

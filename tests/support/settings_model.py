@@ -15,6 +15,7 @@ from c2v_sim.config import FIELDS
 
 Values = dict[str, object]
 OWN_CLIENTS = {"shakespeare": "lstm"}  # data that has clients of its own, and the model that fits
+LABELS_ALONE = ("label-histogram", "label-hellinger", "private-histogram")
 
 
 def expected(case: Case) -> tuple[Values | None, set[str]]:
@@ -68,7 +69,7 @@ def contradictions(config: Values, flags: Values) -> set[str]:
         out |= {"improve", "index_file", "index"}
     if config["index_part"] == "label" and ("local" in improve or index != "dsa-ign"):
         out |= {"index_part"}
-    if index == "label-histogram" and "local" in improve:
+    if index in LABELS_ALONE and "local" in improve:
         out |= {"improve", "index"}
     share = config["participation"] != FIELDS["participation"].default or "participation" in flags
     if config["cohort"] and share:
