@@ -95,8 +95,9 @@ def _rows(name: str, tensor: Tensor, params: Tensor, shared: bool = False) -> Te
 def _options(params: Tensor, values: tuple[Option, ...]) -> Tensor:  # [K, 5]
     """lr, weight decay, momentum, proximal weight and norm limit of every row."""
     rows, dtype = params.shape[0], torch.promote_types(params.dtype, torch.float32)
-    if not any(isinstance(v, Tensor) for v in values):
-        constant = _constant_options(values, dtype, params.device)
+    numbers = tuple(v for v in values if not isinstance(v, Tensor))
+    if len(numbers) == len(values):
+        constant = _constant_options(numbers, dtype, params.device)
         return constant if rows == 1 else constant.expand(rows, -1)
     columns = []
     for value in values:

@@ -198,7 +198,7 @@ def test_a_lane_keeps_the_graphs_that_were_used_last(cuda, use_stand_in, monkeyp
 
 
 class FirstStepsWait(LoggedData):
-    """All first steps but one wait some time for a recording to begin, and write down if one did."""
+    """All first steps but one wait some time for a recording to begin, and note if one did."""
 
     def __init__(self, cuda, samples):
         super().__init__(cuda, samples)
