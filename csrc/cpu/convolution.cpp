@@ -3,6 +3,8 @@
 #include "../ops.h"
 #include "winograd/shape.h"
 
+#include <cstdlib>
+#include <cstring>
 #include <memory>
 #include <optional>
 
@@ -15,11 +17,18 @@ struct Kind {  // of vectors
   decltype(&avx2::run_backward) backward;
 };
 
+// What torch is told by this variable holds here too.
+bool narrower_wanted() {
+  const char* wanted = std::getenv("ATEN_CPU_CAPABILITY");
+  return wanted && (!std::strcmp(wanted, "avx2") || !std::strcmp(wanted, "default"));
+}
+
 const Kind& kind() {
   static const Kind chosen = [] {
 #if defined(__x86_64__)
-    const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw");
+    const bool wide = !narrower_wanted() && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512bw");
     if (wide) return Kind{avx512::workspace, avx512::run_forward, avx512::run_backward};
 #endif
     return Kind{avx2::workspace, avx2::run_forward, avx2::run_backward};

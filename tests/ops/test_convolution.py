@@ -2,6 +2,10 @@
 
 import copy
 import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -161,6 +165,26 @@ def test_bits_do_not_depend_on_threads_or_repetition():
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     finally:
         torch.set_num_threads(before)
+
+
+@native
+def test_narrower_vectors():
+    """What a CPU without AVX-512 does, in a process of its own: the choice is made once."""
+    code = """
+import torch
+from test_convolution import LIMIT, errors, problem
+for taps, channels, filters in ((3, 16, 32), (3, 7, 33), (5, 16, 24), (5, 9, 8)):
+    for n, side in ((2, (6, 9)), (17, (8, 7))):
+        assert max(errors(*problem(n, side, channels, filters, taps), 1, "native")) < LIMIT
+print(torch.backends.cpu.get_cpu_capability())
+"""
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "avx2"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, cwd=Path(__file__).parent, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() != "AVX512"
 
 
 @pytest.mark.parametrize(
