@@ -43,9 +43,7 @@ class DataSettings:
     partition: str = of_clients(
         "dirichlet", "how samples are dealt to clients", PACE, PARTITIONERS, common=True
     )
-    alpha: float = of_dirichlet(
-        0.1, "Dirichlet concentration; small: few classes", common=True, **POSITIVE
-    )
+    alpha: float = of_dirichlet(0.1, "Dirichlet; small: few classes", common=True, **POSITIVE)
     lda: str = of_dirichlet("per_client", "Dirichlet convention", choices=LDA)
     shards_per_client: int = of_shards(2, "label shards per client", least=1)
     clients_per_domain: int = of_domains(0, "0: from clients", PACE | MEMORY, least=0, told=PAPER)

@@ -25,7 +25,7 @@ class MachineSettings:
     seed: int = of_machine(0, "of all that is drawn", BITS | CLIENTS, common=True, **settings.SEEDS)
     lanes: int = of_machine(
         0,
-        "clients trained at once; 0 or auto: as fits",
+        "clients at once; 0 or auto: as fits",
         PLACE | WORK | MEMORY,
         least=0,
         auto=True,

@@ -46,7 +46,7 @@ from c2v_sim.system.settings import facts_of, overlay
 INDEX, SUMMARY = "index.safetensors", "index.json"
 CHECKPOINT = "training.safetensors"
 INDEX_FIELDS = facts_of(IndexConfig)
-USAGE = "c2v_sim.index [--out DIR | --resume DIR] [--plot [FILE]] [--compare KIND …] [settings]"
+USAGE = "c2v_sim.index [--out DIR | --resume DIR] [--plot] [--compare] [settings]"
 
 
 def parser(everything: bool = False) -> argparse.ArgumentParser:
