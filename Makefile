@@ -56,6 +56,9 @@ oldest:
 	$(OLDEST)/bin/pip install -r $(OLDEST)/pins.txt hypothesis==6.100 pytest==8.0
 	$(OLDEST)/bin/pip install --no-build-isolation --no-deps -e .
 	$(OLDEST)/bin/pytest $(QUICK) $(ARGS)
+	$(PYTHON) tests/support/oldest_versions.py --alone huggingface mlflow wandb > $(OLDEST)/more.txt
+	$(OLDEST)/bin/pip install -r $(OLDEST)/more.txt
+	$(OLDEST)/bin/pytest tests/run/trackers tests/data/test_huggingface.py $(ARGS)
 
 # The newest torch of the index (gigabytes: a CUDA build), in an environment of its own, and the
 # package from its sdist, so that the checkout keeps its native operators. With an nvcc of torch's

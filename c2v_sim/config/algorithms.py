@@ -36,4 +36,4 @@ class AlgorithmSettings:
     server_beta2: float = of_second_moment(
         0.99, "beta2 of the server's optimiser", least=0.0, below=1.0
     )
-    server_tau: float = of_adaptive(1e-3, "tau, how adaptive the server is", **POSITIVE)
+    server_tau: float = of_adaptive(1e-3, "tau, how adaptive the server is", above=0.0, most=1e6)

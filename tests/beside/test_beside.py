@@ -122,6 +122,8 @@ def expected(out):
     tops = zip((a, b), best, strict=True)
     at = [next(r["round"] for r in side if r["accuracy"] == top) for side, top in tops]
     last = [side[-1]["accuracy"] for side in (a, b)]
+    halves = ([r["accuracy"] for r in side[len(side) // 2 :]] for side in (a, b))
+    late = [sum(half) / len(half) for half in halves]
     reached = next((r["round"] for r in b if r["accuracy"] >= best[0]), None)
     index = json.loads((out / "client2vec/manifest.json").read_text())["index"]["seconds"]
     spent = [sum(sum(r["seconds"].values()) for r in a[: at[0]])]
@@ -131,6 +133,10 @@ def expected(out):
         "best accuracy": [
             *(f"{100 * top:.2f} % (round {t})" for top, t in zip(best, at, strict=True)),
             f"{100 * (best[1] - best[0]):+.2f} points",
+        ],
+        "mean of the later half": [
+            *(f"{100 * value:.2f} %" for value in late),
+            f"{100 * (late[1] - late[0]):+.2f} points",
         ],
         "last accuracy": [
             *(f"{100 * value:.2f} %" for value in last),
@@ -176,6 +182,8 @@ def test_the_table_says_what_the_records_say(whole, tmp_path, original, improved
     best = [max(v for v in values if v is not None) for values in (original, improved)]
     assert about["gain"]["best_accuracy"] == pytest.approx(best[1] - best[0])
     assert about["gain"]["last_accuracy"] == pytest.approx(improved[-1] - original[-1])
+    later = [sum(values[2:]) / 2 for values in (original, improved)]  # also where three of four are
+    assert about["gain"]["late_accuracy"] == pytest.approx(later[1] - later[0])
 
 
 def test_the_table_of_the_real_runs_is_of_their_records(whole):

@@ -67,6 +67,7 @@ def test_paper_preset():
         ({"lr": float("inf")}, "lr must be a positive number"),
         ({"momentum": float("nan")}, "momentum must be at least 0"),
         ({"momentum": 5.0}, r"momentum must be in \[0, 1\), got 5.0"),
+        ({"algorithm": "fedadam", "server_tau": 1e300}, r"server_tau must be in \(0, 1e\+06\]"),
         ({"improve": ["sampling"], "sampling": "size"}, "sampling = size has no effect"),
         ({"index_epochs": 7}, "index_epochs = 7 has no effect with improve = nothing"),
         (
