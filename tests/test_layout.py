@@ -133,7 +133,7 @@ def names(folder, pattern="*.py"):
     return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}
 
 
-FOR_THE_CPU = {"convolution", "max_pool"}  # a GPU's libraries have better ones
+FOR_THE_CPU = {"convolution", "max_pool", "short_attention"}  # a GPU's libraries have better ones
 
 
 def test_every_kernel_has_an_operator_a_test_and_a_benchmark():
