@@ -88,7 +88,7 @@ def build_training(
         samples=federation.partition.train,
         local=local,
         objective=built.objective,
-        path=choose_path(model, x, local, built.objective, cohort),
+        path=choose_path(model, x, local, built.objective, cohort, config.stacked),
         only_averaged=only_averaged(built.objective) and not sampler.needs_rows,
     )
 
@@ -117,4 +117,4 @@ def trains_stacked(federation: Federation, config: RunConfig) -> bool:
     built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
     cohort = config.cohort_of(federation.partition.clients)
     x, local = some_inputs(data, 2), local_training(config)
-    return choose_path(built.model, x, local, built.objective, cohort).stacked
+    return choose_path(built.model, x, local, built.objective, cohort, config.stacked).stacked
