@@ -28,4 +28,5 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
       "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
       "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");
   m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");
+  m.def("weighted_sum_add(Tensor row, float weight, Tensor(a!) out) -> ()");
 }
