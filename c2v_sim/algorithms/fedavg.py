@@ -21,7 +21,7 @@ at hand is written by `begin` to `client.memory`; a number or an id of Python's 
 client whose step was recorded. `client.variant` tells apart steps that differ in kind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +35,7 @@ from c2v_sim.training.client_rows import ClientRows
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import StepTerms
 
+GLOBAL, CLUSTER, PERSONAL = TESTED = ("global", "cluster", "personal")  # kinds of models
 Hook = TypeVar("Hook", bound=Callable)
 LOCAL_HOOKS = ("begin", "step_terms", "local_loss", "loss")
 
@@ -69,6 +70,11 @@ class Algorithm:
     def personal(self) -> ClientRows | None:
         """The rows of what clients keep of the model for themselves, where they do."""
         return None
+
+    @property
+    def tested(self) -> str:
+        """Of what kind the model is by which a client is tested: one of TESTED."""
+        return GLOBAL if self.personal is None else PERSONAL
 
     @property
     def plain_sgd(self) -> bool:
@@ -114,6 +120,13 @@ class Algorithm:
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         """The algorithm's loss of a batch, z = features(x) [B, d], logits [B, K]."""
         return F.cross_entropy(logits, y)
+
+    def before_test(self, clients: Sequence[int]) -> None:
+        """Once in an evaluation of `clients`, where `tested` is not the global model."""
+
+    def has_own(self, client: int) -> bool:
+        """Whether the model of `client` is another than the global one."""
+        return self.personal is not None and client in self.personal
 
     def personalise(self, client: int, row: Tensor) -> None:
         """Write what `client` keeps for itself over the global `row` [size]; for evaluation, on a

@@ -6,7 +6,8 @@ the unweighted mean over clients with a non-empty test set.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -40,6 +41,7 @@ class Accuracy:
     whole: float
     clients: np.ndarray  # [M]
     domains: tuple[float, ...] = ()
+    held_out: dict[str, float] = field(default_factory=dict)  # on clients that never train
 
 
 def batch_of(data: ResidentData, server: Arena) -> int:
@@ -82,8 +84,14 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
     return ranks.pick(table, testers).view(-1)[: len(data)].cpu().numpy()
 
 
-def accuracy(marks: np.ndarray, partition: Partition) -> Accuracy:
-    """The measures of PROTOCOL from the per-sample marks."""
+def accuracy(
+    marks: np.ndarray,
+    partition: Partition,
+    *,
+    of_nobody: bool = True,
+    held_out: Mapping[str, float] | None = None,
+) -> Accuracy:
+    """The measures of PROTOCOL from the per-sample marks; of_nobody: samples of no client count."""
     counts, begins = partition.test.sizes, partition.test.offsets
     before = np.zeros(len(partition.test.flat) + 1, dtype=np.int64)  # right ones before each sample
     np.cumsum(marks[partition.test.flat], out=before[1:])
@@ -101,7 +109,8 @@ def accuracy(marks: np.ndarray, partition: Partition) -> Accuracy:
         mean=float(values.mean()),
         weighted=float(rights.sum() / counts.sum()),
         worst10=float(lowest.mean()),
-        whole=float(marks.mean()),
+        whole=float(marks.mean() if of_nobody else rights.sum() / counts.sum()),
         clients=clients,
         domains=domains,
+        held_out=dict(held_out or {}),
     )

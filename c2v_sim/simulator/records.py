@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from c2v_sim.algorithms.fedavg import GLOBAL
 from c2v_sim.simulator.evaluation import Accuracy
 from c2v_sim.simulator.steering import Similarity
 
@@ -33,6 +34,9 @@ class RoundRecord:
     seconds: dict[str, float]  # of each of STAGES
     scores: list[float] | None = None  # s [M], where an index steers
     history: list[float] | None = None  # H [M], likewise
+    tested: str = GLOBAL  # whose accuracy it is: that of the global, cluster or personal models
+    held_out: dict[str, float] | None = None  # accuracy on clients that never train, by `tested`
+    clusters: list[int] | None = None  # of the cohort's clients, where there are several models
 
 
 @dataclass
@@ -84,6 +88,8 @@ def make_record(
     weights: Tensor,  # [k]
     losses: Tensor,  # [k]
     accuracy: Accuracy | None,
+    tested: str,
+    clusters: np.ndarray | None,  # [k]
     similarity: Similarity | None,
     seconds: dict[str, float],
 ) -> RoundRecord:
@@ -104,6 +110,9 @@ def make_record(
         seconds={stage: round(value, 4) for stage, value in seconds.items()},
         scores=rounded(similarity.scores, 6) if similarity else None,
         history=rounded(similarity.history, 6) if similarity else None,
+        tested=tested,
+        held_out=accuracy.held_out or None if accuracy else None,
+        clusters=None if clusters is None else clusters.tolist(),
     )
 
 
