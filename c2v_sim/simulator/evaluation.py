@@ -19,6 +19,7 @@ from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lane, Lanes
 
 BATCH = 500
+GPU_BATCH = 1000  # fills more of a GPU; 8 lanes of it are a few gigabytes with resnet18
 SHARES = 8  # that every lane takes at least, so that none waits long for another
 MOST_AT_ONCE = 64  # batches
 PROTOCOL = (
@@ -46,8 +47,9 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
     Lanes take some batches at a time: handing out each of many small ones would cost more than
     the model does.
     """
-    at_once = math.ceil(len(data) / BATCH / lanes.count / ranks.size() / SHARES)
-    size = BATCH * min(at_once, MOST_AT_ONCE)
+    batch = GPU_BATCH if data.device.type == "cuda" else BATCH
+    at_once = math.ceil(len(data) / batch / lanes.count / ranks.size() / SHARES)
+    size = batch * min(at_once, MOST_AT_ONCE)
     stretches = math.ceil(len(data) / size)
     table = torch.zeros(stretches, size, dtype=torch.bool, device=data.device)
     marks = table.view(-1)
@@ -57,8 +59,8 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
         module = lane.client.module.eval()
         end = min((stretch + 1) * size, len(data))
         with torch.no_grad():
-            for begin in range(stretch * size, end, BATCH):
-                ids = torch.arange(begin, min(begin + BATCH, end), device=data.device)
+            for begin in range(stretch * size, end, batch):
+                ids = torch.arange(begin, min(begin + batch, end), device=data.device)
                 x, y = data.batch(ids)
                 torch.eq(logits(module, x).argmax(dim=1), y, out=marks[begin : begin + len(ids)])
 
