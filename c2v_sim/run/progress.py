@@ -117,7 +117,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
     lines = [
         f"c2v_sim: {federation.dataset.name}, {federation.partition.convention}, "
         f"{federation.partition.clients} clients, cohort {simulator.cohort_size}",
-        f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
+        f"  {config.model} ({simulator.layout.parameter_count:,} parameters), {config.algorithm}, "
         f"rounds: {config.rounds} × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
         f"  training: {simulator.path}",

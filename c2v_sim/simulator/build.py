@@ -78,7 +78,7 @@ def build_training(
     def one_lane() -> int:
         return lane_bytes(model, lambda: logits(model, x), len(x), config.batch_size)
 
-    lanes = min(lane_count(config.lanes, device, one_lane), cohort)
+    lanes = lane_count(config.lanes, device, one_lane, cohort)
     check_memory(layout, device, cohort, lanes)
     server = Arena(layout, 1, device)
     server.read(model, 0)

@@ -11,6 +11,7 @@ These are the names of the tensors in a checkpoint.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,13 +67,18 @@ class RunState:
         """Put back what `tensors` gave after round `t`, which rank 0 has."""
         for name, tensor in self._of_server().items():
             if ranks.is_first():
-                tensor.copy_(tensors[name])
+                tensor.copy_(self._padded(tensors[name], tensor.shape))
             ranks.share((tensor, 0))
         for name, rows in self.parts.rows.items():
             prefix = f"client.{name}."
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            rows.load_state(own)
+            whole = {k: v if k == "ids" else self._padded(v, (rows.width,)) for k, v in own.items()}
+            rows.load_state(whole)
         self.round = t
+
+    def _padded(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """Rows of a checkpoint that was written when they had no padding get theirs."""
+        return self.parts.layout.spread(tensor, shape[-1]) if tensor.dim() else tensor
 
 
 def begin_state(
