@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from c2v_sim.index.config import IndexConfig
@@ -99,7 +99,7 @@ def save_training(path: Path, training: Training, settings: dict[str, str]) -> N
 def load_training(path: Path, training: Training, settings: dict[str, str]) -> None:
     """Bring `training` back to the saved state; a checkpoint of another training is refused."""
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with tensor_file.opened(path) as file:
             now = facts_of(IndexConfig)  # a setting that did not exist then had its default
             defaults = {name: json.dumps(setting.default) for name, setting in now.items()}
             about = defaults | (file.metadata() or {})
