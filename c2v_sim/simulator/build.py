@@ -14,6 +14,7 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
 from c2v_sim.simulator.model import Assembled, assemble
 from c2v_sim.simulator.objective import Regularised
+from c2v_sim.system.machine import choose_device
 from c2v_sim.training.arena import Arena, Layout, layout_of
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
@@ -88,7 +89,7 @@ def build_training(
         samples=federation.partition.train,
         local=local,
         objective=built.objective,
-        path=choose_path(model, x, local, built.objective, cohort, config.stacked),
+        path=choose_path(model, x, local, built.objective, cohort, config.stacked, device),
         only_averaged=only_averaged(built.objective) and not sampler.needs_rows,
     )
 
@@ -117,4 +118,6 @@ def trains_stacked(federation: Federation, config: RunConfig) -> bool:
     built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
     cohort = config.cohort_of(federation.partition.clients)
     x, local = some_inputs(data, 2), local_training(config)
-    return choose_path(built.model, x, local, built.objective, cohort, config.stacked).stacked
+    device = choose_device(config.device)
+    path = choose_path(built.model, x, local, built.objective, cohort, config.stacked, device)
+    return path.stacked
