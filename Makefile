@@ -39,7 +39,7 @@ wheel: $(VENV)/.test-installed
 SECONDS ?= 60
 fuzz: $(VENV)/.test-installed
 	$(BIN)/pip install -q "atheris>=3"
-	$(BIN)/pytest tests/test_command_line.py --hypothesis-profile long
+	$(BIN)/pytest tests/test_command_line.py tests/ops/test_ptx_kernels.py --hypothesis-profile long
 	rm -rf build/files && mkdir -p build/files
 	PYTHONPATH=tests/support $(BIN)/python -P tests/support/file_net.py build/files
 	PYTHONPATH=tests/support $(BIN)/python -P tests/support/fuzz_readers.py $(SECONDS)

@@ -46,9 +46,10 @@ def _lengths_kernel(x, norm, inverse, size, dim, ROWS: tl.constexpr, BLOCK: tl.c
     for k in range(0, dim, BLOCK):
         part = _load_rows(x, ones, rows, size, k + tl.arange(0, BLOCK), dim)
         squares += tl.sum(part * part, 1)
-    length = tl.sqrt(squares)
+    # Rounded properly: a GPU's quick root and quotient would be the error of the whole operator.
+    length = tl.sqrt_rn(squares)
     # An infinite length would turn finite elements into silent zeros: let it be NaN.
-    one_over = tl.where(length == float("inf"), float("nan"), 1.0 / length)
+    one_over = tl.where(length == float("inf"), float("nan"), tl.div_rn(ones, length))
     tl.store(norm + rows, length, mask=rows < size)
     tl.store(inverse + rows, tl.where(length == 0.0, 0.0, one_over), mask=rows < size)
 

@@ -19,6 +19,7 @@ from c2v_sim.ops.max_pool import max_pool
 from c2v_sim.ops.projection_orthogonality import prepared_index, projection_orthogonality
 from c2v_sim.ops.sampling import sample_cohort
 from c2v_sim.ops.sgd_step import sgd_options, sgd_step_
+from c2v_sim.ops.short_attention import short_attention
 from c2v_sim.ops.weighted_sum import weighted_sum
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "sample_cohort",
     "sgd_options",
     "sgd_step_",
+    "short_attention",
     "similarity_loss",
     "weighted_sum",
 ]

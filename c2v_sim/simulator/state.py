@@ -92,6 +92,7 @@ def begin_state(
     scratch: Path | None,
 ) -> RunState:
     """The state before the first round; refused where its rows fit neither memory nor disk."""
+    cohort = config.cohort_of(federation.partition.clients)
     budget = row_budget(data.device, config.state_memory, scratch)
     parts = RunParts(
         federation=federation,
@@ -101,7 +102,7 @@ def begin_state(
         train_data=data,
         local=training.local,
         budget=budget,
-        cohort_size=len(training.cohort.data),
+        cohort_size=cohort,
         row_dtype=STATE_DTYPES[config.state_dtype],
     )
     algorithm.start(parts)
@@ -110,6 +111,6 @@ def begin_state(
     if isinstance(training.objective, Regularised) and training.objective.index_grows:
         rows = parts.client_rows("classifier", classifier_width(model))
         classifiers = ClassifierIndex(model, parts.layout, rows)
-    participants = min(federation.partition.clients, config.rounds * len(training.cohort.data))
+    participants = min(federation.partition.clients, config.rounds * cohort)
     participants = math.ceil(participants / ranks.size())  # whose rows lie here
     return RunState(parts, classifiers, plan_rows(list(parts.rows.values()), budget, participants))

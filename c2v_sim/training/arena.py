@@ -159,6 +159,19 @@ class Arena:
             for column, name in enumerate(self.layout.integers):
                 self.integers[row, column] = tensors[name]
 
+    def grow(self, rows: int) -> None:
+        """From now on `rows` models; each new one is a copy of the first."""
+        new = rows - len(self.data)
+        if new > 0:
+            self.data = torch.cat([self.data, self.data[:1].expand(new, -1)])
+            self.integers = torch.cat([self.integers, self.integers[:1].expand(new, -1)])
+
+    def part(self, rows: slice | Tensor) -> "Arena":
+        """Some of the rows: a view of a slice, a copy of what an index names."""
+        out = copy.copy(self)
+        out.data, out.integers = self.data[rows], self.integers[rows]
+        return out
+
     def state_dict(self, row: int) -> dict[str, Tensor]:
         """The row as named, contiguous CPU tensors: what a file or a user's module takes."""
         slots = self.layout.parameters + self.layout.buffers

@@ -88,6 +88,11 @@ class Lanes:
         torch.set_num_threads(1)
         self._own.lane = self._free.get_nowait()
 
+    @property
+    def recorded(self) -> int:
+        """How many kinds of step its lanes have recorded (training/cuda_lane.py)."""
+        return sum(lane.recorded for lane in self._lanes)
+
     def stopped(self) -> bool:
         """Whether lanes should leave off: the caller wants to stop, or another lane failed."""
         return self._stop.is_set() or self._failed.is_set()

@@ -22,6 +22,7 @@ from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import Optimiser, StepTerms
 
+STACKING = ("auto", "always", "never")  # whether clients are stacked (training/stacked.py)
 _versions = itertools.count(1)
 
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from c2v_sim import ops
 from c2v_sim.models.linear_chain import Chain, NoChain, linear_chain
 from c2v_sim.system import ranks
-from c2v_sim.system.errors import Interrupted
+from c2v_sim.system.errors import ConfigError, Interrupted
 from c2v_sim.training.arena import Layout
 from c2v_sim.training.cohort import (
     OnClient,
@@ -55,20 +55,42 @@ BLOCK = 32  # clients in a block; more gain little, and fewer blocks keep fewer 
 
 
 def choose_path(
-    model: nn.Module, x: Tensor, local: LocalTraining, objective: Objective, cohort: int
+    model: nn.Module,
+    x: Tensor,
+    local: LocalTraining,
+    objective: Objective,
+    cohort: int,
+    wish: str = "auto",
 ) -> TrainingPath:
     """Stacked where train_stacked does what train_cohort does, and does it faster.
 
-    x: a batch [B, …] that the model takes; cohort: clients in a round.
+    x: a batch [B, …] that the model takes; cohort: clients in a round; wish: one of STACKING,
+    of which `always` takes a path that is slower, and raises where there is none.
     """
-    if reason := not_plain(local, objective, cohort):
+    if wish == "never":
+        return TrainingPath(None, "stacking is not wanted")
+    path = found_path(model, x, local, objective, cohort, faster=wish == "auto")
+    if wish == "always" and not path.stacked:
+        raise ConfigError(f"stacked = always: clients cannot be stacked here: {path.why}")
+    return path
+
+
+def found_path(
+    model: nn.Module,
+    x: Tensor,
+    local: LocalTraining,
+    objective: Objective,
+    cohort: int,
+    faster: bool,
+) -> TrainingPath:
+    if reason := not_plain(local, objective, cohort if faster else FEWEST):
         return TrainingPath(None, reason)
     try:
         chain = linear_chain(model, x)
     except NoChain as error:
         return TrainingPath(None, f"the model is no chain of Linear and ReLU: {error}")
     size = sum(p.numel() for p in model.parameters())
-    if size > LARGEST:
+    if faster and size > LARGEST:
         reason = f"{size:,} parameters, and above {LARGEST:,} stacking gains little"
         return TrainingPath(None, reason)
     layers = f"{len(chain)} Linear layers" if len(chain) > 1 else "one Linear layer"

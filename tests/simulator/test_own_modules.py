@@ -136,7 +136,8 @@ def test_a_found_classifier_trains_as_a_declared_one(algorithm, improve):
     found, got = trained(FEDERATION, config, model=net)
     assert torch.equal(found.server.data, declared.server.data)
     name = "base.conv.weight" if algorithm == "moon" else "conv.weight"
-    assert not torch.equal(got[name], net.state_dict()["conv.weight"])
+    same = torch.equal(got[name], net.state_dict()["conv.weight"])
+    assert not same or algorithm == "ifca"  # of whose models nobody may have chosen the first
     if algorithm != "moon":  # which has a head and a classifier of its own
         assert set(net.state_dict()) == {k for k in got if not k.startswith("c2v_")}
 

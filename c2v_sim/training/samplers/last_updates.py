@@ -40,14 +40,16 @@ def angle(rows: Tensor, row: Tensor) -> Tensor:
 class LastUpdates:
     """Kept by `run`; `sketch` = 0 keeps whole updates."""
 
-    def __init__(self, run: SamplerRun, measure: Measure, sketch: int, seed: int) -> None:
+    def __init__(
+        self, run: SamplerRun, measure: Measure, sketch: int, seed: int, owner: str = "sampler"
+    ) -> None:
         clients, layout, self.trainable = run.clients, run.layout, run.layout.trainable
         check_fits(run.device, {f"distances between {clients} clients": 4 * clients**2})
         self.measure = measure
         whole = not 0 < sketch < layout.parameter_count
         self.width = self.trainable if whole else sketch
-        self.rows = run.client_rows("sampler.update", self.width)
-        self.table = run.server_state("sampler.distances", clients, clients)  # D
+        self.rows = run.client_rows(f"{owner}.update", self.width)
+        self.table = run.server_state(f"{owner}.distances", clients, clients)  # D
         self._buckets: Tensor | None = None
         if not whole:
             draw = rng(seed, SKETCH)
