@@ -13,6 +13,7 @@ from torch import Tensor
 from c2v_sim import ops
 from c2v_sim.ops.convolution import convolution
 from c2v_sim.ops.max_pool import max_pool
+from c2v_sim.ops.weighted_sum import add_weighted as add
 
 Run = Callable[[list[Tensor], str | None], list[Tensor]]
 
@@ -47,6 +48,19 @@ def weighted_sum(rows: int, size: int) -> Problem:
         lambda t, backend: [ops.weighted_sum(*t, backend=backend)],
         bytes=4 * (rows + 1) * size,
     )
+
+
+def add_weighted(rows: int, size: int) -> Problem:
+    """Row after row into a sum."""
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        out = t[1].clone()
+        for row in t[0]:
+            add(row, 0.3, out, backend=backend)
+        return [out]
+
+    randn = draw(rows)
+    return Problem([randn(rows, size), randn(size)], run, bytes=12 * rows * size)
 
 
 def sgd_step(rows: int, size: int, case: str = "momentum") -> Problem:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from c2v_sim.index.config import IndexConfig
@@ -122,7 +122,7 @@ def load_training(
     By the `layout` of its rows those of a file from before they had padding get theirs.
     """
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with tensor_file.opened(path) as file:
             now = facts_of(IndexConfig)  # a setting that did not exist then had its default
             defaults = {name: json.dumps(setting.default) for name, setting in now.items()}
             about = defaults | (file.metadata() or {})

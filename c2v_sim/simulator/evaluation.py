@@ -22,7 +22,7 @@ from c2v_sim.training.lanes import Lane, Lanes
 
 BATCH, IMAGES = 500, 128  # samples at once; of images fewer: their activations are large
 LARGE, OF_LARGE = 4 << 20, 50  # numbers of a model whose activations are larger still; images
-ON_A_GPU = 1000  # fills more of it; 8 lanes of it are a few gigabytes with resnet18
+GPU_BATCH = 1000  # fills more of a GPU; 8 lanes of it are a few gigabytes with resnet18
 SHARES = 8  # that every lane takes at least, so that none waits long for another
 MOST_AT_ONCE = 64  # batches
 PROTOCOL = (
@@ -48,8 +48,8 @@ class Accuracy:
 def batch_of(data: ResidentData, server: Arena) -> int:
     """How many samples are tested at once. On a CPU more images take more memory than training
     does, and are hardly faster."""
-    if data.device.type != "cpu":
-        return ON_A_GPU
+    if data.device.type == "cuda":
+        return GPU_BATCH
     if data.x.ndim != 4:
         return BATCH
     return OF_LARGE if server.layout.size >= LARGE else IMAGES
