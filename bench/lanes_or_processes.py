@@ -6,7 +6,7 @@ Both kinds run the same function on the same shared rows: W workers of one intra
 clients from one queue, largest first, train each in its row [P] of a shared arena, and a round
 ends when all rows are written. Threads share the interpreter lock; processes are spawned once,
 and only the numbers of the clients travel. Times of a round alternate, ratios are medians over
-rounds. Stacking (c2v_sim/training/stacked.py) is left out: it covers linear and small MLP models.
+rounds. Stacking (c2v_sim/training/stacked) is left out: it covers linear and small MLP models.
 """
 
 import argparse

@@ -104,7 +104,7 @@ def table(rows: dict[str, dict[str, str | None]], taken: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def training_paths(cohort: int = 10) -> dict[str, str]:
+def training_paths(device: torch.device, cohort: int = 10) -> dict[str, str]:
     """How FedAvg trains cohorts of some models for 32×32 images: stacked or not, and why."""
     local, x = local_training(RunConfig()), torch.zeros(2, 3, 32, 32)
     models = {
@@ -112,7 +112,7 @@ def training_paths(cohort: int = 10) -> dict[str, str]:
         for name in ("linear", "mlp", "cnn")
     }
     return {
-        name: str(choose_path(model, x, local, Algorithm(), cohort))
+        name: str(choose_path(model, x, local, Algorithm(), cohort, "auto", device))
         for name, model in models.items()
     }
 
@@ -182,7 +182,7 @@ def show(measured: bool) -> None:
     print(
         "\nhow a cohort of 10 clients is trained (a run says it of its own model, simulator.path)"
     )
-    for name, path in training_paths().items():
+    for name, path in training_paths(device).items():
         print(f"  {name:<8}{path}")
     low, median, high = (f"{100 * (ratio - 1):+.0f} %" for ratio in deterministic_cost(device))
     print(f"\n--deterministic (the default) costs {median} of a training step of the cnn")

@@ -8,7 +8,7 @@ from c2v_sim.gpu_check.index import check_index
 from c2v_sim.gpu_check.limits import measure
 from c2v_sim.gpu_check.operators import CHECKED, check_operator
 from c2v_sim.gpu_check.outcomes import Check, Facts, NotHere
-from c2v_sim.gpu_check.training import cases, check_rounds
+from c2v_sim.gpu_check.training import cases, check_rounds, check_stacked, stacked_cases
 
 NO_GPU = "torch sees no GPU here"
 MODES = {"deterministic": True, "not deterministic": False}
@@ -34,6 +34,10 @@ def all_checks(device: torch.device) -> dict[str, Check]:
         for case in cases():
             if case.small or device.type == "cuda":
                 checks[f"{case.name}, {mode}"] = partial(check_rounds, case, device, same)
+        for case in stacked_cases():
+            if case.small or device.type == "cuda":
+                check = partial(check_stacked, case, device, same)
+                checks[f"stacked {case.name}, {mode}"] = check
     if device.type == "cpu":
         checks |= {name: partial(not_on_a_cpu, why) for name, why in FOR_A_GPU.items()}
     return checks

@@ -62,6 +62,16 @@ def cases() -> list[Case]:
     ]
 
 
+def stacked_cases() -> list[Case]:
+    plain = (("local_epochs", 1),)
+    return [
+        Case("mlp", 16, plain, small=True),
+        Case("cnn", 16, plain, small=True),
+        Case("resnet8", 16, (("norm", "batch"), *plain)),
+        Case("resnet8", 16, (("norm", "group"), *plain)),
+    ]
+
+
 def federation(case: Case) -> Federation:
     """Uneven clients of random samples whose class can be seen."""
     random = np.random.default_rng(0)
@@ -84,7 +94,9 @@ class Trained:
     recorded: int  # kinds of step, over all lanes
 
 
-def trained(case: Case, device: torch.device, *, lanes: int, replay: bool, same: bool) -> Trained:
+def trained(
+    case: Case, device: torch.device, *, lanes: int, replay: bool, same: bool, stacked: str
+) -> Trained:
     """Three rounds of all clients; without `replay` no step is recorded."""
     settings = {"rounds": 3, "participation": 1.0, "batch_size": 8, "local_epochs": 2, "lr": 0.01}
     config = RunConfig(
@@ -93,7 +105,7 @@ def trained(case: Case, device: torch.device, *, lanes: int, replay: bool, same:
         lanes=lanes,
         deterministic=same,
         momentum=0.0 if dict(case.settings).get("algorithm") == "scaffold" else 0.9,
-        stacked="never",
+        stacked=stacked,
         eval_every=0,
         **settings,  # type: ignore[arg-type]
     )
@@ -116,45 +128,71 @@ def trained(case: Case, device: torch.device, *, lanes: int, replay: bool, same:
         simulator.close()
 
 
-WAYS = {  # name -> lanes, replay
-    "eager, 1 lane": (1, False),
-    "replayed, 1 lane": (1, True),
-    f"eager, {LANES} lanes": (LANES, False),
-    f"replayed, {LANES} lanes": (LANES, True),
+@dataclass(frozen=True)
+class Way:
+    lanes: int = 1
+    replay: bool = False
+    stacked: str = "never"
+
+
+WAYS = {
+    "eager, 1 lane": Way(),
+    "replayed, 1 lane": Way(replay=True),
+    f"eager, {LANES} lanes": Way(LANES),
+    f"replayed, {LANES} lanes": Way(LANES, replay=True),
+}
+STACKED_WAYS = {  # the first is what the others are compared with
+    f"stacked, {name}": dataclasses.replace(way, stacked="always") for name, way in WAYS.items()
 }
 
 
 def check_rounds(case: Case, device: torch.device, same: bool) -> Facts:
-    """All WAYS of one case; what is replayed is what was recorded, where the device can record."""
-    ends: dict[str, Trained] = {}
-    for name, (lanes, replay) in WAYS.items():
-        ends[name] = trained(case, device, lanes=lanes, replay=replay, same=same)
-    reference, *others = ends.values()
-    moved = (model_in(reference) - reference.start).abs().max().item()
-    facts: Facts = {
-        name: {
+    """All ways of one case; what is replayed is what was recorded, where the device can record."""
+    return compare(case, device, same, WAYS)[1]
+
+
+def check_stacked(case: Case, device: torch.device, same: bool) -> Facts:
+    """The same of stacked clients, who must come near to those on lanes, too."""
+    reference, facts = compare(case, device, same, STACKED_WAYS)
+    lanes = trained(case, device, same=same, **vars(Way()))
+    moved, off = distance(lanes, lanes.start), distance(reference, model_in(lanes))
+    facts["off the lanes"] = off
+    if not off <= ROUNDING * moved:
+        raise CheckFailed(f"stacked is {off:.3g} off the lanes, after a way of {moved:.3g}", facts)
+    return facts
+
+
+def compare(
+    case: Case, device: torch.device, same: bool, ways: dict[str, Way]
+) -> tuple[Trained, Facts]:
+    """The end of the first of `ways`, and the facts about all."""
+    ends = {name: trained(case, device, same=same, **vars(way)) for name, way in ways.items()}
+    first = next(iter(ends))
+    reference = ends[first]
+    moved = distance(reference, reference.start)
+    facts: Facts = {"trained distance": moved}
+    wrong = [] if moved > 0 else ["nothing was trained"]
+    for name, end in ends.items():
+        off, equal = distance(end, model_in(reference)), same_bits(end, reference)
+        facts[name] = {
             "seconds of a round": end.seconds,
             "recorded": end.recorded,
-            "same bits": same_bits(end, reference),
-            "largest difference": (model_in(end) - model_in(reference)).abs().max().item(),
+            "same bits": equal,
+            "largest difference": off,
         }
-        for name, end in ends.items()
-    }
-    facts["trained distance"] = moved
-    wrong = []
-    if not moved > 0:
-        wrong.append("nothing was trained")
-    for name, end in zip(list(ends)[1:], others, strict=True):
-        difference = (model_in(end) - model_in(reference)).abs().max().item()
-        if same and not same_bits(end, reference):
-            wrong.append(f"{name} has other bits than eager, 1 lane (by {difference:.3g})")
-        elif not difference <= ROUNDING * moved:
-            wrong.append(f"{name} is {difference:.3g} off, after a way of {moved:.3g}")
-        if WAYS[name][1] and device.type == "cuda" and records(case) and not end.recorded:
+        if same and not equal:
+            wrong.append(f"{name} has other bits than {first} (by {off:.3g})")
+        elif not off <= ROUNDING * moved:
+            wrong.append(f"{name} is {off:.3g} off, after a way of {moved:.3g}")
+        if ways[name].replay and device.type == "cuda" and records(case) and not end.recorded:
             wrong.append(f"{name}: no step was recorded")
     if wrong:
         raise CheckFailed("; ".join(wrong), facts)
-    return facts
+    return reference, facts
+
+
+def distance(end: Trained, model: Tensor) -> float:
+    return (model_in(end) - model).abs().max().item()
 
 
 def records(case: Case) -> bool:

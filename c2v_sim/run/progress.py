@@ -140,7 +140,8 @@ def idle_ranks(simulator: Simulator) -> str:
     """That some ranks have nothing to train, in words."""
     what, shares = "clients", simulator.cohort_size
     if simulator.path.stacked:
-        what, shares = "blocks of clients that train together", len(make_blocks([1] * shares))
+        blocks = make_blocks([1] * shares, simulator.path.block)
+        what, shares = "blocks of clients that train together", len(blocks)
     idle = ranks.size() - shares
     return f", of which {idle} idle: a cohort has {shares} {what}" if idle > 0 else ""
 

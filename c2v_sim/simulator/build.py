@@ -14,7 +14,7 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
 from c2v_sim.simulator.model import Assembled, assemble
 from c2v_sim.simulator.objective import Regularised
-from c2v_sim.system.machine import give_back_memory
+from c2v_sim.system.machine import choose_device, give_back_memory
 from c2v_sim.training.aggregation import CohortSum, sums_suffice
 from c2v_sim.training.arena import Arena, Layout, layout_of
 from c2v_sim.training.lanes import Lanes, lane_count
@@ -86,7 +86,7 @@ def build_training(
         parameters = dict(model.named_parameters())
         for slot in layout.parameters:
             parameters[slot.name].data = slot.view(server.data[0])
-    path = choose_path(model, x, local, built.objective, cohort, config.stacked)
+    path = choose_path(model, x, local, built.objective, cohort, config.stacked, device)
     averaged = only_averaged(built.objective) and not sampler.needs_rows
     at_once = averaged and not path.stacked and algorithm_of(built.objective).sums_at_once
     summed = at_once and sums_suffice(cohort, lanes, device)
@@ -132,4 +132,6 @@ def trains_stacked(federation: Federation, config: RunConfig) -> bool:
     built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
     cohort = config.cohort_of(federation.partition.clients)
     x, local = some_inputs(data, 2), local_training(config)
-    return choose_path(built.model, x, local, built.objective, cohort, config.stacked).stacked
+    device = choose_device(config.device)
+    path = choose_path(built.model, x, local, built.objective, cohort, config.stacked, device)
+    return path.stacked

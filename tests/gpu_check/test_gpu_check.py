@@ -14,7 +14,7 @@ from c2v_sim.gpu_check.checks import all_checks
 from c2v_sim.gpu_check.index import check_index
 from c2v_sim.gpu_check.operators import CHECKED, check_operator, without_check
 from c2v_sim.gpu_check.outcomes import CheckFailed, NotHere, run_all, what_to_report
-from c2v_sim.gpu_check.training import Case, check_rounds
+from c2v_sim.gpu_check.training import Case, check_rounds, check_stacked
 from c2v_sim.ops._dispatch import OPERATORS, Operator
 from c2v_sim.training.cuda_lane import CudaLane
 from c2v_sim.training.lanes import LANES
@@ -82,6 +82,14 @@ def test_replayed_rounds_have_the_bits_of_eager_ones(stand_in):
     assert min(recorded[1], recorded[3]) >= 4  # batches of 8, 2, 3 and so on
     assert sum(graph.replays for graph in stand_in.graphs) > 100
     assert facts["trained distance"] > 1e-3
+
+
+def test_stacked_rounds_are_recorded_and_near_to_the_lanes(stand_in):
+    facts = check_stacked(Case("cnn", 16, (("local_epochs", 1),)), CPU, same=True)
+    recorded = [facts[way]["recorded"] for way in training.STACKED_WAYS]
+    assert recorded[0] == recorded[2] == 0
+    assert min(recorded[1], recorded[3]) > 0
+    assert 0 < facts["off the lanes"] < 1e-4
 
 
 def test_a_step_that_a_graph_gets_wrong_is_found(stand_in, monkeypatch):
