@@ -42,6 +42,9 @@ CHECKED = {
     "weighted_sum": Checked(
         (problems.weighted_sum,), ROWS, problems.weighted_sum, (10, 2**24), (10, 2**20)
     ),
+    "weighted_sum_add": Checked(
+        (problems.add_weighted,), ROWS, problems.add_weighted, (1, 2**24), (1, 2**20)
+    ),
     "sgd_step": Checked(
         tuple(partial(problems.sgd_step, case=c) for c in ("plain", "momentum", "everything")),
         ROWS,
@@ -95,6 +98,13 @@ CHECKED = {
         problems.attention,
         (128, 32, 8, 4),
         (128, 32, 8, 4),
+    ),
+    "dropout_mask": Checked(
+        (problems.mask,),
+        ((1, 1), (7, 31), (9, 129), (65, 256)),
+        problems.mask,
+        (2**16, 256),
+        (2**12, 256),
     ),
 }  # fmt: skip
 

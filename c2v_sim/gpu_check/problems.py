@@ -13,6 +13,7 @@ from torch import Tensor
 from c2v_sim import ops
 from c2v_sim.ops.convolution import convolution
 from c2v_sim.ops.max_pool import max_pool
+from c2v_sim.ops.weighted_sum import add_weighted as add
 
 Run = Callable[[list[Tensor], str | None], list[Tensor]]
 
@@ -47,6 +48,19 @@ def weighted_sum(rows: int, size: int) -> Problem:
         lambda t, backend: [ops.weighted_sum(*t, backend=backend)],
         bytes=4 * (rows + 1) * size,
     )
+
+
+def add_weighted(rows: int, size: int) -> Problem:
+    """Row after row into a sum."""
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        out = t[1].clone()
+        for row in t[0]:
+            add(row, 0.3, out, backend=backend)
+        return [out]
+
+    randn = draw(rows)
+    return Problem([randn(rows, size), randn(size)], run, bytes=12 * rows * size)
 
 
 def sgd_step(rows: int, size: int, case: str = "momentum") -> Problem:
@@ -158,3 +172,12 @@ def attention(batch: int, tokens: int, heads: int, width: int) -> Problem:
         return with_gradients(lambda x: ops.short_attention(x, heads, backend=backend), t)
 
     return Problem(tensors, run, flops=12 * batch * heads * tokens**2 * width)
+
+
+def mask(rows: int, columns: int) -> Problem:
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        seed = t[0].long()  # a whole number in any precision
+        kept = ops.dropout_mask(rows, columns, 6554, seed, backend=backend)
+        return [kept.to(t[0].dtype)]
+
+    return Problem([torch.full((1,), 1234567.0)], run, bytes=rows * columns)
