@@ -45,9 +45,10 @@ class Worker:
 
     def __init__(self, model: nn.Module) -> None:
         self.module = copy.deepcopy(model).train()
-        self.slots = layout_of(model).parameters
+        layout = layout_of(model)
+        self.slots = layout.parameters
         self.parameters = list(self.module.parameters())
-        self.gradients = torch.zeros(self.slots[-1].end)
+        self.gradients = torch.zeros(layout.trainable)
         for parameter, slot in zip(self.parameters, self.slots, strict=True):
             parameter.grad = slot.view(self.gradients)
 
@@ -70,7 +71,7 @@ class Shared:
         self.samples, self.batch_size = data.partition.train, case.batch_size
         scale = (dataset.mean, dataset.std, torch.device("cpu"))
         self.data = ResidentData(dataset.x_train, dataset.y_train, *scale)
-        size = layout_of(self.model).parameters[-1].end
+        size = layout_of(self.model).trainable
         self.start = torch.zeros(size).share_memory_()
         self.rows = torch.zeros(case.cohort, size).share_memory_()  # [K, P]
         for slot, parameter in zip(

@@ -89,6 +89,13 @@ CHECKED = {
         (problems.pool,), ((1, 1, 2), (3, 7, 9), (2, 32, 28)), problems.pool,
         (50, 32, 28), (50, 32, 28),
     ),
+    "short_attention": Checked(
+        (problems.attention,),
+        ((1, 1, 1, 1), (3, 7, 2, 5), (2, 33, 3, 4), (4, 32, 8, 4)),
+        problems.attention,
+        (128, 32, 8, 4),
+        (128, 32, 8, 4),
+    ),
 }  # fmt: skip
 
 

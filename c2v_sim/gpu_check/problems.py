@@ -149,3 +149,12 @@ def pool(batch: int, channels: int, side: int) -> Problem:
         return with_gradients(lambda x: max_pool(x, relu=True, backend=backend), t)
 
     return Problem(tensors, run, bytes=4 * 2.5 * tensors[0].numel())
+
+
+def attention(batch: int, tokens: int, heads: int, width: int) -> Problem:
+    tensors = [draw(batch)(batch, tokens, 3 * heads * width)]
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        return with_gradients(lambda x: ops.short_attention(x, heads, backend=backend), t)
+
+    return Problem(tensors, run, flops=12 * batch * heads * tokens**2 * width)

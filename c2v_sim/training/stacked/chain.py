@@ -133,4 +133,7 @@ def rows_of(layers: list[Stack], chain: Chain, layout: Layout) -> Tensor:  # [k,
     """Each model's parameters in the order of an arena row."""
     names = [name for layer in chain for name in (layer.weight, layer.bias) if name]
     ends = dict(zip(names, flat(layers), strict=True))
-    return torch.cat([ends[slot.name].flatten(1) for slot in layout.parameters], dim=1)
+    rows = ends[names[0]].new_zeros(len(ends[names[0]]), layout.trainable)
+    for slot in layout.parameters:
+        rows[:, slot.offset : slot.end] = ends[slot.name].flatten(1)
+    return rows
