@@ -79,14 +79,14 @@ def build_training(
         return lane_bytes(model, lambda: logits(model, x), len(x), config.batch_size)
 
     lanes = lane_count(config.lanes, device, one_lane, cohort)
-    check_memory(layout, device, cohort, lanes)
+    path = choose_path(model, x, local, built.objective, cohort, config.stacked, device)
+    check_memory(layout, device, cohort, lanes, stacked=path.networks)
     server = Arena(layout, 1, device)
     server.read(model, 0)
     if device.type == "cpu":  # one copy of the global model is enough
         parameters = dict(model.named_parameters())
         for slot in layout.parameters:
             parameters[slot.name].data = slot.view(server.data[0])
-    path = choose_path(model, x, local, built.objective, cohort, config.stacked, device)
     averaged = only_averaged(built.objective) and not sampler.needs_rows
     at_once = averaged and not path.stacked and algorithm_of(built.objective).sums_at_once
     summed = at_once and sums_suffice(cohort, lanes, device)
@@ -115,13 +115,17 @@ def only_averaged(objective: Algorithm | Regularised) -> bool:
     return not grows and not algorithm_of(objective).needs_rows
 
 
-def check_memory(layout: Layout, device: torch.device, cohort: int, lanes: int) -> None:
+def check_memory(
+    layout: Layout, device: torch.device, cohort: int, lanes: int, stacked: bool
+) -> None:
     row = 4 * layout.size
     parts = {
         f"{cohort} models of the cohort": row * cohort,
         f"{lanes} lanes": 4 * row * lanes,  # row, gradients, momentum, activations at least
         "the global model": row,
     }
+    if stacked:  # in blocks, of which there are at least two: a row, gradients and momentum
+        parts["models that train together"] = 3 * row * (cohort + 1)
     check_fits(device, parts)
 
 
