@@ -14,6 +14,7 @@ from pathlib import Path
 
 from c2v_sim.run.files import JsonObject, write_text
 from c2v_sim.sweep.file import Sweep
+from c2v_sim.sweep.tables import models
 from c2v_sim.sweep.tables.deviations import (
     Comparison,
     compare,
@@ -183,6 +184,13 @@ LINES: dict[str, Callable[[Entry], str]] = {
     "gain here": gain_text,
     "gain, paper": lambda e: number(e.column, e.paper_gain, sign=True),
 }
+
+
+def of_models(value: models.Value) -> Callable[[Entry], str]:
+    return lambda entry: number(entry.column, *value(entry))
+
+
+LINES |= {name: of_models(value) for name, value in models.LINES.items()}
 
 
 def number(column: str, value: float | None, std: float | None = None, sign: bool = False) -> str:
