@@ -40,6 +40,7 @@ CASES: dict[str, dict] = {
     "fedbn": {"algorithm": "fedbn", "improve": ALL, "model": "resnet8"},
     "cfl": {"algorithm": "cfl", "cfl_ratio": 9.0, "participation": 1.0},
     "clusters": {"algorithm": "scaffold", "improve": ("clustering", "aggregation")},
+    "mixed classifiers": {"algorithm": "feddyn", "improve": ("personalization", "sampling")},
     "clusters, norms at home": {"algorithm": "fedbn", "improve": ("clustering",)}
     | {"model": "resnet8", "clusters": 3},
     "power of choice": {"sampling": "power-of-choice"},
@@ -75,7 +76,9 @@ CONTINUED = (
     "fedavgm",
     "fedbn",
     "clusters",
+    "mixed classifiers",
     "cfl",
+    "ditto",
     "diverse, sketched",
     "index of local models",
     "a module as others write it",
