@@ -153,6 +153,11 @@ class Whole(Algorithm):
         return super().local_loss(client, x, y)
 
 
+def test_fedrep_needs_something_to_share():
+    with pytest.raises(ValueError, match="fedrep needs a model with features to share"):
+        Simulator(FEDERATION, RunConfig(algorithm="fedrep", model="linear"))
+
+
 def test_a_local_loss_of_ones_own_is_refused():
     config = RunConfig(**SETTINGS | {"improve": ("personalization",)})
     with pytest.raises(ValueError, match="whole has a `local_loss` of its own"):

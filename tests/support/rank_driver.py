@@ -38,6 +38,7 @@ OWN_INDEX = {"improve": ALL, "index_hidden": 8, "index_epochs": 2, "index_dropou
 CASES: dict[str, dict] = {
     **{name: {"algorithm": name, "improve": ALL} for name in ALGORITHMS},
     "fedbn": {"algorithm": "fedbn", "improve": ALL, "model": "resnet8"},
+    "fedrep": {"algorithm": "fedrep", "improve": ALL, "model": "mlp"},
     "cfl": {"algorithm": "cfl", "cfl_ratio": 9.0, "participation": 1.0},
     "clusters": {"algorithm": "scaffold", "improve": ("clustering", "aggregation")},
     "mixed classifiers": {"algorithm": "feddyn", "improve": ("personalization", "sampling")},

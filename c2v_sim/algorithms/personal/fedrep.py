@@ -32,6 +32,11 @@ class FedRep(Algorithm):
 
     def start(self, run: RunParts) -> None:
         self.run, self.slots = run, classifier_slots(run.model, run.layout)
+        if len(self.slots) == len(run.layout.parameters):
+            raise ValueError(
+                "algorithm fedrep needs a model with features to share, such as cnn, and "
+                f"{type(run.model).__name__} is nothing but a classifier"
+            )
         self.heads = run.client_rows("head", sum(s.shape.numel() for s in self.slots))
 
     @property
