@@ -42,6 +42,20 @@ CHECKED = {
     "weighted_sum": Checked(
         (problems.weighted_sum,), ROWS, problems.weighted_sum, (10, 2**24), (10, 2**20)
     ),
+    "weighted_sum_add": Checked(
+        (problems.add_weighted,),
+        ((1,), (7,), (1023,), (4097,)),
+        problems.add_weighted,
+        (2**24,),
+        (2**20,),
+    ),
+    "dropout_mask": Checked(
+        (problems.dropout_mask,),
+        ((1, 1), (7, 31), (33, 65), (129, 128)),
+        problems.dropout_mask,
+        (4096, 2048),
+        (33, 65),
+    ),
     "sgd_step": Checked(
         tuple(partial(problems.sgd_step, case=c) for c in ("plain", "momentum", "everything")),
         ROWS,

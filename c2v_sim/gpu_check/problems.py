@@ -13,6 +13,7 @@ from torch import Tensor
 from c2v_sim import ops
 from c2v_sim.ops.convolution import convolution
 from c2v_sim.ops.max_pool import max_pool
+from c2v_sim.ops.weighted_sum import add_weighted as add_row
 
 Run = Callable[[list[Tensor], str | None], list[Tensor]]
 
@@ -47,6 +48,17 @@ def weighted_sum(rows: int, size: int) -> Problem:
         lambda t, backend: [ops.weighted_sum(*t, backend=backend)],
         bytes=4 * (rows + 1) * size,
     )
+
+
+def add_weighted(size: int) -> Problem:
+    randn = draw(size)
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        out = t[1].clone()
+        add_row(t[0], 0.3, out, backend=backend)
+        return [out]
+
+    return Problem([randn(size), randn(size)], run, bytes=4 * 5 * size)  # with the copy
 
 
 def sgd_step(rows: int, size: int, case: str = "momentum") -> Problem:
@@ -92,6 +104,17 @@ def fused_ffn(tokens: int, units: int, dropout: float = 0.0) -> Problem:
         )
 
     return Problem([x, w1, b1, w2, b2], run, flops=2 * 7 * tokens * units * channels)
+
+
+def dropout_mask(rows: int, columns: int) -> Problem:
+    """Its inputs are numbers; the tensor says where, and in which type the mask is compared."""
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        seed = torch.full((), 7, dtype=torch.int64, device=t[0].device)
+        mask = ops.dropout_mask(rows, columns, 6554, seed, first=3, backend=backend)
+        return [mask.to(t[0].dtype)]
+
+    return Problem([torch.zeros(1)], run, bytes=6 * rows * columns)  # and as floats
 
 
 def index_losses(batch: int, width: int) -> Problem:
