@@ -14,6 +14,9 @@ from c2v_sim.algorithms.fedlc import FedLC
 from c2v_sim.algorithms.fednova import FedNova
 from c2v_sim.algorithms.fedprox import FedProx
 from c2v_sim.algorithms.moon import Moon
+from c2v_sim.algorithms.personal.ditto import Ditto
+from c2v_sim.algorithms.personal.fedrep import FedRep
+from c2v_sim.algorithms.personal.fine_tuning import FineTuning
 from c2v_sim.algorithms.scaffold import Scaffold
 from c2v_sim.algorithms.server_optimisers import ServerOptimiser
 
@@ -46,6 +49,9 @@ ALGORITHMS: dict[str, Callable[[Any], Algorithm]] = {
     "fedyogi": _server_optimiser("fedyogi"),
     "fedadam": _server_optimiser("fedadam"),
     "ifca": lambda settings: Ifca(settings.ifca_models, settings.seed),
+    "fedrep": lambda settings: FedRep(settings.fedrep_head),
+    "ditto": lambda settings: Ditto(settings.ditto_lambda),
+    "fine-tuning": lambda settings: FineTuning(settings.tuning_epochs),
     "cfl": lambda settings: Cfl(
         settings.cfl_clusters, settings.cfl_ratio, settings.cfl_sketch, settings.seed
     ),

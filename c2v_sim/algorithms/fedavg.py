@@ -77,6 +77,17 @@ class Algorithm:
         return GLOBAL if self.personal is None else PERSONAL
 
     @property
+    def second(self) -> "tuple[Algorithm, Arena] | None":
+        """How clients train a second time in a round, from the global model too, and where what
+        they end with is put; `update` makes use of it."""
+        return None
+
+    @property
+    def tuned_epochs(self) -> int:
+        """Local epochs of a client before it is tested."""
+        return 0
+
+    @property
     def plain_sgd(self) -> bool:
         """Whether clients train by SGD on cross entropy alone, so that they may be stacked."""
         return all(hasattr(getattr(self, hook), "part_of_plain_sgd") for hook in LOCAL_HOOKS)

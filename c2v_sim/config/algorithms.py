@@ -13,6 +13,9 @@ of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir, of_ifca, of_cfl
 )
 ADAPTIVE = ("fedadagrad", "fedyogi", "fedadam")
 of_adaptive = of_algorithm.needing(algorithm=ADAPTIVE)
+of_fedrep, of_ditto, of_tuning = (
+    of_algorithm.needing(algorithm=name) for name in ("fedrep", "ditto", "fine-tuning")
+)
 of_second_moment = of_algorithm.needing(algorithm=ADAPTIVE[1:])
 
 
@@ -45,3 +48,8 @@ class AlgorithmSettings:
         0.25, "a cluster is divided where its mean update is shorter, by its longest", least=0.0
     )
     cfl_sketch: int = of_cfl(0, "numbers kept of an update; 0: the whole", MEMORY, least=0)
+    fedrep_head: float = of_fedrep(
+        0.8, "share of a client's steps, the first, that train the classifier", least=0.0, most=1.0
+    )
+    ditto_lambda: float = of_ditto(0.1, "pull of a client's own model to the global", least=0.0)
+    tuning_epochs: int = of_tuning(1, "epochs of a client before it is tested", WORK, least=1)

@@ -10,7 +10,7 @@ from c2v_sim.index.matching import MATCHING
 from c2v_sim.index.naive import WITHOUT_FEATURE
 from c2v_sim.ops.projection_orthogonality import FORMS
 from c2v_sim.system.errors import ConfigError
-from c2v_sim.system.settings import REPORT, Affects, Section
+from c2v_sim.system.settings import POSITIVE, REPORT, Affects, Section
 
 RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
 # local-model-weights changes while the run trains and serves `improve = local` alone.
@@ -21,11 +21,12 @@ WEIGHT_RULES = ("one", "caption", "appendix")
 OF_BOTH = -1.0  # the weight of one local term, where it is that of both
 
 of_improvement = Section("improvements by a client index", RESULT)
-of_sampling, of_aggregation, of_local, of_clustering = (
+of_sampling, of_aggregation, of_local, of_clustering, of_personalization = (
     of_improvement.needing(improve=name) for name in IMPROVEMENTS
 )
 of_steering = of_improvement.needing(improve=("sampling", "aggregation"))
-of_similarity = of_improvement.needing(improve=("sampling", "aggregation", "clustering"))
+of_similarity = of_improvement.needing(improve=[n for n in IMPROVEMENTS if n != "local"])
+OWN_MODELS = ("fedrep", "ditto", "fine-tuning")  # algorithms by whose models clients are tested
 CLUSTERED = ("ifca", "cfl")  # algorithms that have several global models by themselves
 # Samplers that compare clients by the one global model that all begin from.
 BY_ONE_MODEL = ("power-of-choice", "clustered-similarity", "divfl")
@@ -73,9 +74,24 @@ class ImprovementSettings:
         0, "models, one for each cluster of clients; 0: by the silhouette", MEMORY, least=0
     )
 
-    def check_clusters(self, algorithm: str, sampling: str, held_out: float) -> None:
-        """Refuse what does not go with several global models."""
-        if held_out and "clustering" in self.improve and self.index not in MATCHING:
+    personal_temperature: float = of_personalization(
+        0.1, "tau of the mixture; small: a client is given what it has learned itself", **POSITIVE
+    )
+
+    def check_models(self, algorithm: str, sampling: str, held_out: float) -> None:
+        """Refuse what does not go with several global models, or with personal ones."""
+        if "personalization" in self.improve and algorithm in OWN_MODELS:
+            raise ConfigError(
+                f"improve = personalization: clients have models of their own by algorithm = "
+                f"{algorithm} already"
+            )
+        if "clustering" in self.improve and algorithm in ("ditto", "fine-tuning"):
+            raise ConfigError(
+                f"improve = clustering: algorithm = {algorithm} trains a second model of each "
+                "client from the one global model"
+            )
+        matched = {"clustering", "personalization"} & set(self.improve)
+        if held_out and matched and self.index not in MATCHING:
             raise ConfigError(
                 f"hold_out_clients: a new client cannot be matched by index = {self.index}; use "
                 f"one of {', '.join(MATCHING)}"

@@ -45,7 +45,7 @@ class RunConfig(  # a dataclass has the fields of its last base first
             raise ConfigError(COHORT.format(self.cohort, self.participation))
         check_weights(self.pretrained, self.model, self.norm)
         self.check_index(self.sampling)
-        self.check_clusters(self.algorithm, self.sampling, self.hold_out_clients)
+        self.check_models(self.algorithm, self.sampling, self.hold_out_clients)
 
     def cohort_of(self, clients: int) -> int:
         """Of `clients` as many as train in a round."""

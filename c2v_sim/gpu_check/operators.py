@@ -43,18 +43,7 @@ CHECKED = {
         (problems.weighted_sum,), ROWS, problems.weighted_sum, (10, 2**24), (10, 2**20)
     ),
     "weighted_sum_add": Checked(
-        (problems.add_weighted,),
-        ((1,), (7,), (1023,), (4097,)),
-        problems.add_weighted,
-        (2**24,),
-        (2**20,),
-    ),
-    "dropout_mask": Checked(
-        (problems.dropout_mask,),
-        ((1, 1), (7, 31), (33, 65), (129, 128)),
-        problems.dropout_mask,
-        (4096, 2048),
-        (33, 65),
+        (problems.add_weighted,), ROWS, problems.add_weighted, (1, 2**24), (1, 2**20)
     ),
     "sgd_step": Checked(
         tuple(partial(problems.sgd_step, case=c) for c in ("plain", "momentum", "everything")),
@@ -109,6 +98,13 @@ CHECKED = {
         problems.attention,
         (128, 32, 8, 4),
         (128, 32, 8, 4),
+    ),
+    "dropout_mask": Checked(
+        (problems.mask,),
+        ((1, 1), (7, 31), (9, 129), (65, 256)),
+        problems.mask,
+        (2**16, 256),
+        (2**12, 256),
     ),
 }  # fmt: skip
 

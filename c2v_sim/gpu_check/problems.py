@@ -13,7 +13,7 @@ from torch import Tensor
 from c2v_sim import ops
 from c2v_sim.ops.convolution import convolution
 from c2v_sim.ops.max_pool import max_pool
-from c2v_sim.ops.weighted_sum import add_weighted as add_row
+from c2v_sim.ops.weighted_sum import add_weighted as add
 
 Run = Callable[[list[Tensor], str | None], list[Tensor]]
 
@@ -50,15 +50,17 @@ def weighted_sum(rows: int, size: int) -> Problem:
     )
 
 
-def add_weighted(size: int) -> Problem:
-    randn = draw(size)
+def add_weighted(rows: int, size: int) -> Problem:
+    """Row after row into a sum."""
 
     def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
         out = t[1].clone()
-        add_row(t[0], 0.3, out, backend=backend)
+        for row in t[0]:
+            add(row, 0.3, out, backend=backend)
         return [out]
 
-    return Problem([randn(size), randn(size)], run, bytes=4 * 5 * size)  # with the copy
+    randn = draw(rows)
+    return Problem([randn(rows, size), randn(size)], run, bytes=12 * rows * size)
 
 
 def sgd_step(rows: int, size: int, case: str = "momentum") -> Problem:
@@ -104,17 +106,6 @@ def fused_ffn(tokens: int, units: int, dropout: float = 0.0) -> Problem:
         )
 
     return Problem([x, w1, b1, w2, b2], run, flops=2 * 7 * tokens * units * channels)
-
-
-def dropout_mask(rows: int, columns: int) -> Problem:
-    """Its inputs are numbers; the tensor says where, and in which type the mask is compared."""
-
-    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
-        seed = torch.full((), 7, dtype=torch.int64, device=t[0].device)
-        mask = ops.dropout_mask(rows, columns, 6554, seed, first=3, backend=backend)
-        return [mask.to(t[0].dtype)]
-
-    return Problem([torch.zeros(1)], run, bytes=6 * rows * columns)  # and as floats
 
 
 def index_losses(batch: int, width: int) -> Problem:
@@ -181,3 +172,12 @@ def attention(batch: int, tokens: int, heads: int, width: int) -> Problem:
         return with_gradients(lambda x: ops.short_attention(x, heads, backend=backend), t)
 
     return Problem(tensors, run, flops=12 * batch * heads * tokens**2 * width)
+
+
+def mask(rows: int, columns: int) -> Problem:
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        seed = t[0].long()  # a whole number in any precision
+        kept = ops.dropout_mask(rows, columns, 6554, seed, backend=backend)
+        return [kept.to(t[0].dtype)]
+
+    return Problem([torch.full((1,), 1234567.0)], run, bytes=rows * columns)

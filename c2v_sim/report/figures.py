@@ -164,6 +164,29 @@ def client_accuracy() -> alt.Chart:
     )
 
 
+def projection() -> alt.Chart:
+    """Clients on the principal axes of the index, coloured by cluster."""
+    points = alt.Chart(alt.NamedData("points")).mark_circle(size=60, opacity=0.85)
+    return points.encode(
+        x=alt.X("x:Q", title="first principal axis", scale=alt.Scale(zero=False)),
+        y=alt.Y("y:Q", title="second principal axis", scale=alt.Scale(zero=False)),
+        color=GIVEN_COLOUR,
+        tooltip=tips("client:N", "cluster:N"),
+    )
+
+
+def before_and_after() -> alt.LayerChart:
+    """A client's accuracy by its own model over that by the model it is made of."""
+    whole, data = alt.Scale(domain=[0, 100], nice=False), alt.Chart(alt.NamedData("clients"))
+    titles = ("not personal (%)", "personal (%)")
+    x, y = (alt.X("before:Q", title=titles[0], scale=whole), alt.Y("after:Q", title=titles[1]))
+    dots = data.mark_circle(size=45, opacity=0.7).encode(
+        x=x, y=y, color=GIVEN_COLOUR, tooltip=tips("client:N", "before:Q:.1f", "after:Q:.1f")
+    )
+    edge = (alt.X("edge:Q", title=titles[0]), alt.Y("edge:Q", title=titles[1], scale=whole))
+    return data.mark_line(strokeDash=[5, 3]).encode(*edge) + dots
+
+
 def partition() -> alt.Chart:
     """Training samples of each class that each client holds."""
     legend = colour_bar("training samples")
@@ -255,6 +278,8 @@ FIGURES = {
     "timeline": cohort_timeline,
     "weights": weights,
     "histogram": client_accuracy,
+    "projection": projection,
+    "changes": before_and_after,
     "partition": partition,
     "index": index_map,
     "index-feature": index_map,

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from c2v_sim.algorithms.fedavg import GLOBAL
 from c2v_sim.report.clients import PlainData, accuracy_data, clients_data, order_clients
 from c2v_sim.report.index import index_data
+from c2v_sim.report.models import changes_data, projection_data
 from c2v_sim.report.rounds import cohort_data, domain_data, seconds_data
 from c2v_sim.run.reader import Run
 from c2v_sim.system.text import percent
@@ -71,6 +73,8 @@ def run_data(run: Run, label: str, pool: Pool) -> PlainData:
         "domains": domain_data(run, order),
         "cohorts": cohort_data(run, order),
         "accuracy": accuracy_data(run, order),
+        "projection": projection_data(run),
+        "changes": changes_data(run),
         "index": None if run.index is None else pool.add(index_data(run.index, order)),
         "seconds": seconds_data(run),
         "missing": missing_words(run),
@@ -87,8 +91,20 @@ def facts_words(run: Run) -> str:
     return (
         f"{data['name']}, {partition.get('convention')}, {len(run.clients.sizes)} clients; "
         f"rounds: {rounds_words(run)}{state}; "
-        + (f"best {best}, last {last}" if run.evaluated else "no accuracy")
+        + (f"{tested_words(run)}best {best}, last {last}" if run.evaluated else "no accuracy")
     )
+
+
+def tested_words(run: Run) -> str:
+    """`personal models (not personal 31.0 %; never trained on: global 30.1 %), `; empty for the one
+    global model with nobody held out."""
+    last = run.evaluated[-1]
+    apart = [f"not personal {percent(last.accuracy_shared, 1)}"] if last.accuracy_shared else []
+    never = [f"{kind} {percent(value, 1)}" for kind, value in (last.held_out or {}).items()]
+    apart += [f"never trained on: {', '.join(never)}"] if never else []
+    if last.tested == GLOBAL and not apart:
+        return ""
+    return f"{last.tested} models" + (f" ({'; '.join(apart)}), " if apart else ", ")
 
 
 def missing_words(run: Run) -> str:

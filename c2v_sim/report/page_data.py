@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from c2v_sim.algorithms.fedavg import GLOBAL
 from c2v_sim.index.client_index import BUILT
 from c2v_sim.report.clients import PlainData, rounded
 from c2v_sim.report.gains import gain_text, gain_words, gains
@@ -124,9 +125,10 @@ def seeds_cell(group: Group) -> str:
 
 def summary_words(runs: Sequence[Run]) -> str:
     """How the numbers of the table are meant, and what makes runs hard to compare."""
+    kinds = sorted({str(run.manifest.get("tested", GLOBAL)) for run in runs})
     words = [
-        "Accuracy is the mean over clients of the global model's accuracy on the client's own test "
-        "samples; best is the highest of all rounds, last that of the last one."
+        f"Accuracy is the mean over clients of the {' or '.join(kinds)} model's accuracy on the "
+        "client's own test samples; best is the highest of all rounds, last that of the last one."
     ]
     if len(runs) > 1:
         words.append("Of several seeds: mean ± population standard deviation.")

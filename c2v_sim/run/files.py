@@ -158,7 +158,9 @@ def parse_rounds(lines: Sequence[bytes]) -> list[RoundRecord]:
 def without_accuracy(line: bytes) -> bytes:
     """The line of the same round, had it not been evaluated."""
     (record,) = parse_rounds([line])
-    cleared: JsonObject = dict.fromkeys((*ACCURACIES, "accuracy_domains"))
+    cleared: JsonObject = dict.fromkeys(
+        (*ACCURACIES, "accuracy_domains", "accuracy_shared", "held_out")
+    )
     return to_line(dataclasses.replace(record, **cleared))
 
 

@@ -14,6 +14,7 @@ import torch
 
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.algorithms.clusters.in_clusters import InClusters
+from c2v_sim.algorithms.personal.mixture import Mixture
 from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation
 from c2v_sim.models import NORMED_MODELS
@@ -73,7 +74,8 @@ def kept_settings(config: RunConfig) -> Facts:
 
 def settings_of(algorithm: Algorithm) -> Facts:
     """The settings of an algorithm that is a dataclass, or of that which clusters train by."""
-    algorithm = algorithm.inner if isinstance(algorithm, InClusters) else algorithm
+    while isinstance(algorithm, (InClusters, Mixture)):
+        algorithm = algorithm.inner
     return dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}
 
 

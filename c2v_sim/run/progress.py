@@ -172,6 +172,9 @@ def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> 
     for name, words in measures.items():
         at_best, at_end = percent(getattr(best, name)), percent(getattr(final, name))
         print(f"{words:<24}{at_best:>18}{at_end:>12}")
+    if final.accuracy_shared is not None:
+        at_best, at_end = percent(best.accuracy_shared), percent(final.accuracy_shared)
+        print(f"{'not personal, mean':<24}{at_best:>18}{at_end:>12}")
     for kind, value in (final.held_out or {}).items():
         print(f"{f'never trained on ({kind})':<24}{'':>18}{percent(value):>12}")
     time_taken = f"time: {cost_so_far(out, result.records).words()}"

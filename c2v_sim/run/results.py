@@ -82,7 +82,6 @@ def saved_as_png(picture: Figure) -> Callable[[Path], None]:
 
 def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, object]:
     best, final = result.best, result.final
-    accuracies = simulator.client_accuracy
     return {
         "dataset": simulator.federation.dataset.name,
         "algorithm": simulator.config.algorithm,
@@ -102,10 +101,16 @@ def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, objec
         "seconds_rounds": round(cost.rounds, 2),
         "seconds_index": cost.index,
         "index_origin": cost.origin,
-        "final_client_accuracy": None
-        if accuracies is None
-        else [None if np.isnan(a) else round(float(a), 6) for a in accuracies],
+        "final_accuracy_shared": final.accuracy_shared,
+        "final_client_accuracy": listed(simulator.client_accuracy),
+        "final_client_accuracy_shared": listed(simulator.shared_accuracy),
     }
+
+
+def listed(accuracies: np.ndarray | None) -> list[float | None] | None:
+    if accuracies is None:
+        return None
+    return [None if np.isnan(a) else round(float(a), 6) for a in accuracies]
 
 
 def figure_title(dataset: str, config: RunConfig) -> str:

@@ -6,7 +6,6 @@ the unweighted mean over clients with a non-empty test set.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +41,7 @@ class Accuracy:
     whole: float
     clients: np.ndarray  # [M]
     domains: tuple[float, ...] = ()
+    shared: np.ndarray | None = None  # [M], by models that are not personal, where others are
     held_out: dict[str, float] = field(default_factory=dict)  # on clients that never train
 
 
@@ -87,13 +87,7 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
     return ranks.pick(table, testers).view(-1)[: len(data)].cpu().numpy()
 
 
-def accuracy(
-    marks: np.ndarray,
-    partition: Partition,
-    *,
-    of_nobody: bool = True,
-    held_out: Mapping[str, float] | None = None,
-) -> Accuracy:
+def accuracy(marks: np.ndarray, partition: Partition, *, of_nobody: bool = True) -> Accuracy:
     """The measures of PROTOCOL from the per-sample marks; of_nobody: samples of no client count."""
     counts, begins = partition.test.sizes, partition.test.offsets
     before = np.zeros(len(partition.test.flat) + 1, dtype=np.int64)  # right ones before each sample
@@ -115,5 +109,4 @@ def accuracy(
         whole=float(marks.mean() if of_nobody else rights.sum() / counts.sum()),
         clients=clients,
         domains=domains,
-        held_out=dict(held_out or {}),
     )

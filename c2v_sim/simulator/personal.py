@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.algorithms.fedavg import CLUSTER, GLOBAL, PERSONAL
@@ -28,9 +27,11 @@ AT_HOME = {
     GLOBAL: "",
     CLUSTER: "; the global model of a client is that of its cluster, and test samples of nobody do "
     "not count",
-    PERSONAL: "; the global model of a client is that with the part which the client keeps for "
-    "itself, where it has taken part",
+    PERSONAL: "; the global model of a client is its own, or that with the part which it keeps for "
+    "itself, where it has one (accuracy_shared: the same by the models that are not personal)",
 }
+
+Write = Callable[[Lane, int], None]  # of a client's model into the row of a lane
 
 
 def correct_at_home(
@@ -39,8 +40,12 @@ def correct_at_home(
     data: ResidentData,
     partition: Partition,
     algorithm: Algorithm,
+    tune: Write | None = None,
 ) -> np.ndarray:
-    """For each test sample whether its client's model is right, bool [N]."""
+    """For each test sample whether its client's model is right, bool [N].
+
+    tune: how models are made that no `personalise` has.
+    """
     if algorithm.tested == GLOBAL:
         return correct(lanes, server, data)
     test, rows = partition.test, algorithm.personal
@@ -48,7 +53,11 @@ def correct_at_home(
     algorithm.before_test(clients)
     others = sum(len(test[i]) for i in clients) < len(data)
     marks = correct(lanes, server, data) if others else np.zeros(len(data), dtype=bool)
-    found = correct_by_client(lanes, server, data, test, clients, algorithm.personalise, rows)
+
+    def write(lane: Lane, client: int) -> None:
+        algorithm.personalise(client, lane.client.row.data[0])
+
+    found = correct_by_client(lanes, server, data, test, clients, tune or write, rows)
     for client, right in found.items():
         marks[test[client]] = right
     return marks
@@ -60,19 +69,19 @@ def correct_by_client(
     data: ResidentData,
     test: Sequence[np.ndarray],
     clients: Sequence[int],
-    write: Callable[[int, Tensor], None],
+    write: Write,
     rows: ClientRows | None = None,
 ) -> dict[int, np.ndarray]:
     """For each of `clients` and each of its samples in `test`, whether its model is right.
 
-    write: puts the model of a client over the global row [size] that it is given, on a lane's
-    thread; rows: what it reads there of clients.
+    write: puts the model of a client over the global one in the lane's row, on the lane's thread;
+    rows: what it reads there of clients.
     """
 
     def work(lane: Lane, position: int) -> np.ndarray:
         client = lane.client
         client.row.data.copy_(server.data[:1])
-        write(clients[position], client.row.data[0])
+        write(lane, clients[position])
         client.model.bind(client.row.data[0], server.integers[0])
         module, ids = client.module.eval(), lane.upload(test[clients[position]])
         with torch.no_grad():

@@ -35,6 +35,7 @@ class RoundRecord:
     scores: list[float] | None = None  # s [M], where an index steers
     history: list[float] | None = None  # H [M], likewise
     tested: str = GLOBAL  # whose accuracy it is: that of the global, cluster or personal models
+    accuracy_shared: float | None = None  # where that is personal: of the global or cluster models
     held_out: dict[str, float] | None = None  # accuracy on clients that never train, by `tested`
     clusters: list[int] | None = None  # of the cohort's clients, where there are several models
 
@@ -111,9 +112,17 @@ def make_record(
         scores=rounded(similarity.scores, 6) if similarity else None,
         history=rounded(similarity.history, 6) if similarity else None,
         tested=tested,
+        accuracy_shared=shared_mean(accuracy),
         held_out=accuracy.held_out or None if accuracy else None,
         clusters=None if clusters is None else clusters.tolist(),
     )
+
+
+def shared_mean(accuracy: Accuracy | None) -> float | None:
+    """Over clients with test samples, by the models that are not personal."""
+    if accuracy is None or accuracy.shared is None:
+        return None
+    return float(np.nanmean(accuracy.shared))
 
 
 def rounded(values: Tensor, digits: int) -> list[float]:

@@ -27,6 +27,7 @@ from c2v_sim.models.split import state_dict_of
 from c2v_sim.simulator.build import Own, build_training, resident_data, some_inputs
 from c2v_sim.simulator.evaluation import Accuracy
 from c2v_sim.simulator.groups import clusters as groups
+from c2v_sim.simulator.groups.second import second_training
 from c2v_sim.simulator.groups.testing import test_clients
 from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.needed_index import needed_index
@@ -85,6 +86,7 @@ class Simulator:
         self.stop = threading.Event()  # set it to end `rounds` after the steps in flight
         self.cohort_size = config.cohort_of(federation.partition.clients)
         self.client_accuracy: np.ndarray | None = None  # [M], of the latest evaluation
+        self.shared_accuracy: np.ndarray | None = None  # the same by models that are not personal
         self.index = index if config.needs_client_index else None
         width = None if self.index is None else self.index.feature.shape[1]
         self.train_data, self.test_data = resident_data(dataset, self.device)
@@ -113,6 +115,7 @@ class Simulator:
             self.train_data,
             scratch,
         )
+        self.second = second_training(self.training, self.algorithm)
         self.row_plan = self._state.row_plan  # where the clients' rows will lie
         if self.index is not None:
             self.use_index(self.index)
@@ -145,8 +148,7 @@ class Simulator:
         self.index = used_index(config, index)
         if self.regulariser is not None:
             self.regularise_by(self.index.feature.to(self.device).float())
-        if "clustering" in config.improve:
-            groups.form_clusters(config, self.index, self.algorithm, self.federation)
+        groups.use_for_models(config, self.index, self.algorithm, self.federation)
         sizes = self.federation.partition.sizes
         self._state.steering = build_steering(
             config, self.index, sizes, self.cohort_size, self.device
@@ -222,11 +224,15 @@ class Simulator:
 
     def _train(self, t: int, clients: np.ndarray, weights: Tensor, on_client: OnClient) -> Tensor:
         """The cohort's rows, or their sum with `weights`; its mean losses [k]."""
-        if self.path.stacked:
-            return train_stacked(self.training, clients, t, on_client)
         trainers = dealt([len(self.training.samples[client]) for client in clients])
         with lent(self._state.parts.rows.values(), clients.tolist(), trainers):
-            return train_cohort(self.training, clients, t, on_client, weights)
+            if self.path.stacked:
+                losses = train_stacked(self.training, clients, t, on_client)
+            else:
+                losses = train_cohort(self.training, clients, t, on_client, weights)
+            if self.second is not None:
+                train_cohort(self.second, clients, t)
+        return losses
 
     def _weights(self, chosen: Cohort, similarity: Similarity | None) -> Tensor:
         """The cohort's aggregation weights, float64 [k]."""
@@ -256,10 +262,8 @@ class Simulator:
     def evaluate(self) -> Accuracy:
         """Accuracy of the current models: `algorithm.tested` says of which."""
         with deterministic(self.config.deterministic, self.device):
-            result = test_clients(
-                self.lanes, self.server, self.test_data, self.federation, self.algorithm
-            )
-        self.client_accuracy = result.clients
+            result = test_clients(self.training, self.test_data, self.federation, self.algorithm)
+        self.client_accuracy, self.shared_accuracy = result.clients, result.shared
         return result
 
     def global_model(self, cluster: int = 0) -> dict[str, Tensor]:

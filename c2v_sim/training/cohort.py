@@ -27,10 +27,11 @@ from c2v_sim.training.local_training import CohortTraining, batch_bounds
 OnClient = Callable[[int], None]  # is told the id of a client that has finished
 
 
-def train_client(training: CohortTraining, lane: Lane) -> Tensor:
+def train_client(training: CohortTraining, lane: Lane, *, stoppable: bool = True) -> Tensor:
     """Train the client that has begun its participation on `lane`.
 
-    The mean training loss, a 0-d tensor on the device.
+    The mean training loss, a 0-d tensor on the device. Not `stoppable`: to the end, as an
+    evaluation belongs to its round.
     """
     client, local, objective = lane.client, training.local, training.objective
     ids = training.samples[client.id]
@@ -52,7 +53,7 @@ def train_client(training: CohortTraining, lane: Lane) -> Tensor:
     for order in local.orders(len(ids), client.round, client.id):
         shuffled = lane.upload(ids[order])
         for begin, end in bounds:
-            if training.lanes.stopped():
+            if stoppable and training.lanes.stopped():
                 raise Interrupted
             lane.step(step, shuffled[begin:end])
     return total / (local.epochs * bounds[-1][1])

@@ -11,7 +11,7 @@ from torch import nn
 
 from c2v_sim import RunConfig
 from c2v_sim.algorithms import ALGORITHMS
-from c2v_sim.config.improvements import CLUSTERED
+from c2v_sim.config.improvements import CLUSTERED, OWN_MODELS
 from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.system.seeding import seeded_construction
 
@@ -42,6 +42,8 @@ SETTINGS = {
     "server_lr": 0.02,
     "server_tau": 0.1,
 }
+# The others are in test_clusters.py and test_personal.py.
+ONE_MODEL = [name for name in ALGORITHMS if name not in CLUSTERED + OWN_MODELS]
 CASE_STUDIES = ("sampling", "aggregation", "local")
 
 
@@ -150,7 +152,7 @@ def check_client_states(simulator, slow):
 
 
 @pytest.mark.parametrize("improve", [(), CASE_STUDIES], ids=["plain", "improved"])
-@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in CLUSTERED])
+@pytest.mark.parametrize("algorithm", ONE_MODEL)
 def test_equals_the_slow_implementation(algorithm, improve):
     simulator, records = simulated(algorithm=algorithm, improve=improve)
     slow = slowly(algorithm=algorithm, improve=improve)

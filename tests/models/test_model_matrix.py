@@ -43,6 +43,7 @@ TRIED = sorted(set(MODELS) - {"resnet18"})  # = resnet8, slower
 PAIRS = [(model, algorithm) for model in TRIED for algorithm in ALGORITHMS]
 PAIRS = [(m, a) for m, a in PAIRS if a not in ("fedadagrad", "fedyogi")]  # = fedadam
 PAIRS = [(m, a) for m, a in PAIRS if a != "fedbn" or m in NORMED_MODELS]  # the rest is refused
+PAIRS = [(m, a) for m, a in PAIRS if (m, a) != ("linear", "fedrep")]  # so is this
 
 
 @pytest.mark.parametrize(("model", "algorithm"), PAIRS)

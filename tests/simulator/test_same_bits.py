@@ -49,7 +49,7 @@ CLUSTERED = {"improve": ("clustering", "aggregation", "local")}
 RUNS = {name: {} for name in ALGORITHMS} | {
     "cfl": {"participation": 1.0, "cfl_ratio": 9.0},  # divided in every round
     "clusters, feddyn": CLUSTERED,
-    "clusters, fedadam": CLUSTERED,
+    "clusters, fedadam": {"improve": ("clustering", "personalization")},
 }
 
 

@@ -68,7 +68,11 @@ def sgd_step(rows: int, size: int, offset: int = 0, everything: bool = True) -> 
     compare(run, draw(1, *[(rows, size)] * 5))
 
 
-def fused_ffn(tokens: int, channels: int, units: int, dropout: float, offset: int = 0) -> None:
+def fused_ffn(
+    tokens: int, channels: int, units: int, dropout: float, offset: int = 0, programs: int = 216
+) -> None:
+    """With one program asked for, blocks of tokens are as large as they may be."""
+    importlib.import_module("c2v_sim.kernels.fused_ffn").PROGRAMS = programs
     shapes = [(tokens, channels), (units, channels), (units,), (channels, units), (channels,)]
     x, w1, b1, w2, b2, grad_y = draw(2, *shapes, (tokens, channels))
     # On a grid where w1 x + b1 is exact and never 0, so that relu does not depend on rounding.
@@ -125,8 +129,18 @@ def client_scores(
     compare(run, tensors)
 
 
+def dropout_mask(rows: int, columns: int, first: int = 0) -> None:
+    seed = torch.tensor(5)
+    got, wanted = (
+        ops.dropout_mask(rows, columns, 6554, seed, first=first, backend=backend)
+        for backend in ("triton", "torch")
+    )
+    assert torch.equal(got, wanted)
+
+
 CASES = {f.__name__: f for f in (weighted_sum, sgd_step, fused_ffn, index_losses,
-                                 projection_orthogonality, client_scores)}  # fmt: skip
+                                 projection_orthogonality, client_scores,
+                                 dropout_mask)}  # fmt: skip
 
 
 def check(operator: str, arguments: tuple, capability: int = 80) -> list[tuple[str, str]]:

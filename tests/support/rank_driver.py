@@ -38,8 +38,10 @@ OWN_INDEX = {"improve": ALL, "index_hidden": 8, "index_epochs": 2, "index_dropou
 CASES: dict[str, dict] = {
     **{name: {"algorithm": name, "improve": ALL} for name in ALGORITHMS},
     "fedbn": {"algorithm": "fedbn", "improve": ALL, "model": "resnet8"},
+    "fedrep": {"algorithm": "fedrep", "improve": ALL, "model": "mlp"},
     "cfl": {"algorithm": "cfl", "cfl_ratio": 9.0, "participation": 1.0},
     "clusters": {"algorithm": "scaffold", "improve": ("clustering", "aggregation")},
+    "mixed classifiers": {"algorithm": "feddyn", "improve": ("personalization", "sampling")},
     "clusters, norms at home": {"algorithm": "fedbn", "improve": ("clustering",)}
     | {"model": "resnet8", "clusters": 3},
     "power of choice": {"sampling": "power-of-choice"},
@@ -75,7 +77,9 @@ CONTINUED = (
     "fedavgm",
     "fedbn",
     "clusters",
+    "mixed classifiers",
     "cfl",
+    "ditto",
     "diverse, sketched",
     "index of local models",
     "a module as others write it",

@@ -76,7 +76,12 @@ def contradictions(config: Values, flags: Values) -> set[str]:
     ):
         out |= {"algorithm", "sampling"}
     matching = ("dsa-ign", "feature-average", "centred-average", *LABELS_ALONE[:2])
-    if config["hold_out_clients"] and "clustering" in improve and index not in matching:
+    by_index = {"clustering", "personalization"} & set(improve)
+    if "personalization" in improve and config["algorithm"] in ("fedrep", "ditto", "fine-tuning"):
+        out |= {"algorithm"}
+    if "clustering" in improve and config["algorithm"] in ("ditto", "fine-tuning"):
+        out |= {"algorithm"}
+    if config["hold_out_clients"] and by_index and index not in matching:
         out |= {"hold_out_clients"}
     by_one_model = ("power-of-choice", "clustered-similarity", "divfl")
     if config["algorithm"] in ("ifca", "cfl") and config["sampling"] in by_one_model:

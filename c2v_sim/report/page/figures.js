@@ -150,6 +150,8 @@ function runFigures(run) {
     timeline: () => cells && { data: { cells }, ...rowed, legend, caption: `${run.cohorts.cohort_caption} ${words}` },
     weights: () => cells && { data: { cells }, height: 300, legend, caption: run.cohorts.weight_caption },
     histogram: () => run.accuracy && histogramFigure(run.accuracy),
+    projection: () => run.projection && projectionFigure(run.projection),
+    changes: () => run.changes && changesFigure(run.changes),
     partition: () => facts.counts && partitionFigure(clients, rowed),
     groups: () => index?.groups ? groupFigure(index, facts) : null,
     index: () => index && indexFigure(index.maps[0], clients),
@@ -174,6 +176,20 @@ function histogramFigure({ counts, caption }) {
   const size = 100 / counts.length;
   const bins = counts.map((clients, i) => ({ begin: i * size, end: (i + 1) * size, clients }));
   return { data: { bins }, height: 280, caption };
+}
+
+function projectionFigure({ x, y, clusters, names, caption }) {
+  const legend = names.map((name, i) => ({ name, colour: category(i) }));
+  const points = x.map((at, i) => ({ x: at, y: y[i], client: String(i), cluster: names[clusters[i]], colour: category(clusters[i]) }));
+  const adapt = (spec, width) => { spec.height = square(width); };
+  return { data: { points }, legend, adapt, caption };
+}
+
+function changesFigure({ ids, before, after, caption }) {
+  const clients = ids.map((id, i) => ({ client: String(id), before: before[i], after: after[i], colour: category(after[i] < before[i] ? 1 : 0) }));
+  clients.push({ edge: 0 }, { edge: 100 });
+  const adapt = (spec, width) => { spec.height = square(width); };
+  return { data: { clients }, adapt, caption };
 }
 
 function partitionFigure({ facts, rowFacts, words }, rowed) {

@@ -3,19 +3,18 @@
     global    the global model on each such client's test samples
     cluster   the model of the cluster that the client is matched to (ClientIndex.match), or, with
               IFCA, the one of least loss on the client's training samples
+    personal  either with the classifier mixed by the client's similarity to those that train
 
 Unweighted means over the held-out clients with test samples. Nothing is trained on them.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
-from torch import Tensor
 
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.algorithms.clusters.in_clusters import InClusters
-from c2v_sim.algorithms.fedavg import CLUSTER, GLOBAL
+from c2v_sim.algorithms.fedavg import CLUSTER, GLOBAL, PERSONAL
+from c2v_sim.algorithms.personal.mixture import Mixture
 from c2v_sim.config import RunConfig, index_settings
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.resident import ResidentData
@@ -23,10 +22,10 @@ from c2v_sim.index.build import index_embeddings
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.index.encoders.prompts import embeddable
 from c2v_sim.index.matching import Match
-from c2v_sim.simulator.personal import correct_by_client
+from c2v_sim.simulator.personal import Write, correct_by_client
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.training.arena import Arena
-from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.lanes import Lane, Lanes
 
 
 def matches(
@@ -65,18 +64,32 @@ def held_out_accuracy(
     test = federation.held_out.test
     clients = np.flatnonzero(test.sizes).tolist()
 
-    def mean(write: Callable[[int, Tensor], None]) -> float:
+    def mean(write: Write) -> float:
         marks = correct_by_client(lanes, server, data, test, clients, write)
         return float(np.mean([marks[client].mean() for client in clients]))
 
-    if not isinstance(algorithm, InClusters):
-        return {GLOBAL: mean(lambda client, row: None)}
-    placed = algorithm.place_new(clients)
+    shared = clusters_in(algorithm)
+    placed = [0] * len(clients) if shared is None else shared.place_new(clients)
     if placed is None:
         return {}
     of = dict(zip(clients, placed, strict=True))
 
-    def write(client: int, row: Tensor) -> None:
-        row.copy_(server.data[of[client]])
+    def given(lane: Lane, client: int) -> None:
+        lane.client.row.data[0].copy_(server.data[of[client]])
 
-    return {CLUSTER: mean(write)}
+    out = {GLOBAL if shared is None else CLUSTER: mean(given)}
+    if isinstance(algorithm, Mixture):
+        algorithm.before_test(clients)
+
+        def mixed(lane: Lane, client: int) -> None:
+            given(lane, client)
+            algorithm.mix(lane.client.row.data[0], algorithm.new[client])
+
+        out[PERSONAL] = mean(mixed)
+    return out
+
+
+def clusters_in(algorithm: Algorithm) -> InClusters | None:
+    """What keeps the models of clusters, where there are some."""
+    inner = algorithm.inner if isinstance(algorithm, Mixture) else algorithm
+    return inner if isinstance(inner, InClusters) else None

@@ -1,32 +1,41 @@
-"""Stage 9 whole: every client by its model, and apart from that the clients that never train."""
+"""Stage 9 whole: every client by its model, and apart from that the clients that never train.
+
+Where models are personal, the accuracy of those that they are made of is taken as well: of the
+global model, or of the clusters'.
+"""
+
+import dataclasses
 
 from c2v_sim.algorithms import Algorithm
+from c2v_sim.algorithms.fedavg import PERSONAL
+from c2v_sim.algorithms.personal.mixture import Mixture
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.resident import ResidentData
-from c2v_sim.simulator.evaluation import Accuracy, accuracy
+from c2v_sim.simulator.evaluation import Accuracy, accuracy, correct
 from c2v_sim.simulator.groups.clusters import models_of
 from c2v_sim.simulator.groups.held_out import held_out_accuracy
+from c2v_sim.simulator.groups.second import tuning
 from c2v_sim.simulator.personal import correct_at_home
-from c2v_sim.training.arena import Arena
-from c2v_sim.training.lanes import Lanes
+from c2v_sim.training.local_training import CohortTraining
 
 
 def test_clients(
-    lanes: Lanes,
-    server: Arena,
-    data: ResidentData,
-    federation: Federation,
-    algorithm: Algorithm,
+    training: CohortTraining, data: ResidentData, federation: Federation, algorithm: Algorithm
 ) -> Accuracy:
-    """Of the models that `algorithm.tested` names."""
-    partition = federation.partition
+    """Of the models that `algorithm.tested` names, on the test samples `data`."""
+    lanes, server, partition = training.lanes, training.server, federation.partition
     if not partition.tested:
         name = federation.dataset.name
         raise ValueError(f"evaluate: {name} has no test samples; give from_arrays test arrays")
-    marks = correct_at_home(lanes, server, data, partition, algorithm)
-    return accuracy(
-        marks,
-        partition,
-        of_nobody=models_of(algorithm) == 1,
-        held_out=held_out_accuracy(lanes, server, data, federation, algorithm),
-    )
+    parts = (lanes, server, data)
+    of_nobody = models_of(algorithm) == 1
+    marks = correct_at_home(*parts, partition, algorithm, tuning(training, algorithm))
+    result = accuracy(marks, partition, of_nobody=of_nobody)
+    if isinstance(algorithm, Mixture):
+        marks = correct_at_home(*parts, partition, algorithm.inner)
+        result = dataclasses.replace(result, shared=accuracy(marks, partition).clients)
+    elif algorithm.tested == PERSONAL and of_nobody:
+        shared = accuracy(correct(*parts), partition).clients
+        result = dataclasses.replace(result, shared=shared)
+    held_out = held_out_accuracy(*parts, federation, algorithm)
+    return dataclasses.replace(result, held_out=held_out)

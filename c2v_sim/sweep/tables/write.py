@@ -14,6 +14,7 @@ from pathlib import Path
 
 from c2v_sim.run.files import JsonObject, write_text
 from c2v_sim.sweep.file import Sweep
+from c2v_sim.sweep.tables import models
 from c2v_sim.sweep.tables.deviations import (
     Comparison,
     compare,
@@ -193,6 +194,13 @@ LINES: dict[str, Callable[[Entry], str]] = {
     "later half": lambda e: of_seeds(e, e.late),
     "gain, later half": lambda e: of_seeds(e, e.late_gains, sign=True),
 }
+
+
+def of_models(value: models.Value) -> Callable[[Entry], str]:
+    return lambda entry: number(entry.column, *value(entry))
+
+
+LINES |= {name: of_models(value) for name, value in models.LINES.items()}
 
 
 def number(column: str, value: float | None, std: float | None = None, sign: bool = False) -> str:

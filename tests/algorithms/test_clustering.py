@@ -8,18 +8,15 @@ import slow_clusters
 import torch
 from federations import made_up_index, simulator_with
 from slow_fedavg import normalised
-from test_algorithms import FEDERATION, SETTINGS, TOLERANCE, close, model_for, tensors_of
+from test_algorithms import FEDERATION, ONE_MODEL, SETTINGS, TOLERANCE, close, model_for, tensors_of
 
 from c2v_sim import Algorithm, RunConfig, Simulator
-from c2v_sim.algorithms import ALGORITHMS
-from c2v_sim.config.improvements import CLUSTERED
 from c2v_sim.index.similarity.clusters import cluster
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.training.samplers.evenly import EvenlyFromClusters
 
 INDEX = made_up_index(FEDERATION)
-IN_CLUSTERS = [name for name in ALGORITHMS if name not in CLUSTERED]
 
 
 @lru_cache
@@ -51,7 +48,7 @@ def accuracies(model_of):
 
 
 CASES = [
-    *((name, ()) for name in IN_CLUSTERS),
+    *((name, ()) for name in ONE_MODEL),
     ("feddyn", ("sampling",)),
     ("moon", ("aggregation", "local")),
 ]

@@ -1,0 +1,1 @@
+"""Models of the clients' own, by which they are tested."""
