@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from c2v_sim.algorithms.clusters.cfl import Cfl
+from c2v_sim.algorithms.clusters.ifca import Ifca
 from c2v_sim.algorithms.fedavg import Algorithm
 from c2v_sim.algorithms.fedavgm import FedAvgM
 from c2v_sim.algorithms.fedbn import FedBN
@@ -43,4 +45,8 @@ ALGORITHMS: dict[str, Callable[[Any], Algorithm]] = {
     "fedadagrad": _server_optimiser("fedadagrad"),
     "fedyogi": _server_optimiser("fedyogi"),
     "fedadam": _server_optimiser("fedadam"),
+    "ifca": lambda settings: Ifca(settings.ifca_models, settings.seed),
+    "cfl": lambda settings: Cfl(
+        settings.cfl_clusters, settings.cfl_ratio, settings.cfl_sketch, settings.seed
+    ),
 }

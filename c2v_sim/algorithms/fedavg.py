@@ -21,7 +21,7 @@ at hand is written by `begin` to `client.memory`; a number or an id of Python's 
 client whose step was recorded. `client.variant` tells apart steps that differ in kind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -35,6 +35,7 @@ from c2v_sim.training.client_rows import ClientRows
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import StepTerms
 
+GLOBAL, CLUSTER, PERSONAL = TESTED = ("global", "cluster", "personal")  # kinds of models
 Hook = TypeVar("Hook", bound=Callable)
 LOCAL_HOOKS = ("begin", "step_terms", "local_loss", "loss")
 
@@ -52,6 +53,13 @@ def only_averages(hook: Hook) -> Hook:
     return hook
 
 
+def averages_as_given(hook: Hook) -> Hook:
+    """Declares that `update` averages once, with the weights that it is given, so that rows can be
+    summed while the others still train; an override is not declared."""
+    hook.averages_as_given = True  # type: ignore[attr-defined]
+    return only_averages(hook)
+
+
 class Algorithm:
     """FedAvg. Another algorithm overrides the hooks in which it differs."""
 
@@ -64,6 +72,11 @@ class Algorithm:
         return None
 
     @property
+    def tested(self) -> str:
+        """Of what kind the model is by which a client is tested: one of TESTED."""
+        return GLOBAL if self.personal is None else PERSONAL
+
+    @property
     def plain_sgd(self) -> bool:
         """Whether clients train by SGD on cross entropy alone, so that they may be stacked."""
         return all(hasattr(getattr(self, hook), "part_of_plain_sgd") for hook in LOCAL_HOOKS)
@@ -72,6 +85,11 @@ class Algorithm:
     def needs_rows(self) -> bool:
         """Whether somebody looks at what each client ended with, beyond the average."""
         return not all(hasattr(hook, "only_averages") for hook in (self.finish, self.update))
+
+    @property
+    def sums_at_once(self) -> bool:
+        """Whether a client's row is of no use any more when it has been added to the average."""
+        return hasattr(self.update, "averages_as_given") and not self.needs_rows
 
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         """The model that is trained; `width` is that of z = model.features(x)."""
@@ -103,6 +121,13 @@ class Algorithm:
         """The algorithm's loss of a batch, z = features(x) [B, d], logits [B, K]."""
         return F.cross_entropy(logits, y)
 
+    def before_test(self, clients: Sequence[int]) -> None:
+        """Once in an evaluation of `clients`, where `tested` is not the global model."""
+
+    def has_own(self, client: int) -> bool:
+        """Whether the model of `client` is another than the global one."""
+        return self.personal is not None and client in self.personal
+
     def personalise(self, client: int, row: Tensor) -> None:
         """Write what `client` keeps for itself over the global `row` [size]; for evaluation, on a
         lane's thread."""
@@ -115,7 +140,7 @@ class Algorithm:
     def finish(self, client: int, row: Tensor, origin: Tensor) -> None:
         """`client` ended at `row` [size], having begun at `origin` [size]: keep what lasts."""
 
-    @only_averages
+    @averages_as_given
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         """Replace server row 0 by the new global model; weights p [k] sum to 1."""
         average(server, cohort, weights)

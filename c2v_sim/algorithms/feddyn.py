@@ -30,7 +30,9 @@ class FedDyn(Algorithm):
 
     def start(self, run: RunParts) -> None:
         sizes = torch.from_numpy(run.federation.partition.sizes).double()
-        self.alphas = (self.alpha * sizes.mean() / sizes).float().to(run.device)  # a_i, [M]
+        mean = torch.from_numpy(run.own_sizes).double().mean()
+        self.alphas = (self.alpha * mean / sizes).float().to(run.device)  # a_i, [M]
+        self.members = len(run.own_sizes)
         self.trainable = run.layout.trainable
         self.h = run.client_rows("h", self.trainable)
         self.h_sum = run.server_state("h_sum", self.trainable)
@@ -57,4 +59,4 @@ class FedDyn(Algorithm):
 
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         average(server, cohort, weights)
-        server.data[0, : self.trainable].add_(self.h_sum, alpha=1 / len(self.alphas))
+        server.data[0, : self.trainable].add_(self.h_sum, alpha=1 / self.members)

@@ -34,12 +34,19 @@ class RunParts:
     budget: Budget  # of the clients' rows
     cohort_size: int  # k
     row_dtype: torch.dtype = torch.float32
+    members: np.ndarray | None = None  # ids of the clients that share the model; None: all
     tensors: dict[str, Tensor] = field(default_factory=dict)  # those of server_state
     rows: dict[str, ClientRows] = field(default_factory=dict)  # those of client_rows
 
     @property
     def clients(self) -> int:
         return self.federation.partition.clients
+
+    @property
+    def own_sizes(self) -> np.ndarray:
+        """The samples of each client that shares the model."""
+        sizes = self.federation.partition.sizes
+        return sizes if self.members is None else sizes[self.members]
 
     @property
     def layout(self) -> Layout:

@@ -51,7 +51,7 @@ class Scaffold(Algorithm):
 
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         average(server, cohort, weights)
-        self.c.add_(self.change, alpha=1 / self.run.federation.partition.clients)
+        self.c.add_(self.change, alpha=1 / len(self.run.own_sizes))
         self.change.zero_()
 
 

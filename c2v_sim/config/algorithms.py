@@ -4,10 +4,12 @@ from dataclasses import dataclass
 
 from c2v_sim.system.settings import POSITIVE, Affects, Section
 
+RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
+
 of_algorithm = Section("what some algorithms have of their own", Affects.RESULT)
-of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir = (
+of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir, of_ifca, of_cfl = (
     of_algorithm.needing(algorithm=name)
-    for name in ("fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir")
+    for name in ("fedavgm", "fedprox", "feddyn", "moon", "fedlc", "fediir", "ifca", "cfl")
 )
 ADAPTIVE = ("fedadagrad", "fedyogi", "fedadam")
 of_adaptive = of_algorithm.needing(algorithm=ADAPTIVE)
@@ -37,3 +39,9 @@ class AlgorithmSettings:
         0.99, "beta2 of the server's optimiser", least=0.0, below=1.0
     )
     server_tau: float = of_adaptive(1e-3, "tau, how adaptive the server is", above=0.0, most=1e6)
+    ifca_models: int = of_ifca(4, "models among which clients choose", MEMORY | WORK, least=1)
+    cfl_clusters: int = of_cfl(10, "the most clusters", MEMORY, least=1)
+    cfl_ratio: float = of_cfl(
+        0.25, "a cluster is divided where its mean update is shorter, by its longest", least=0.0
+    )
+    cfl_sketch: int = of_cfl(0, "numbers kept of an update; 0: the whole", MEMORY, least=0)

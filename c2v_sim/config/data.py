@@ -47,3 +47,6 @@ class DataSettings:
     lda: str = of_dirichlet("per_client", "Dirichlet convention", choices=LDA)
     shards_per_client: int = of_shards(2, "label shards per client", least=1)
     clients_per_domain: int = of_domains(0, "0: from clients", PACE | MEMORY, least=0, told=PAPER)
+    hold_out_clients: float = of_clients(
+        0.0, "share of the clients that never train, and are tested apart", least=0.0, below=1.0
+    )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from c2v_sim.algorithms.local_regulariser import DIRECTIONS
 from c2v_sim.index import config as index_config
 from c2v_sim.index.config import IMPROVEMENTS, field_in_run
+from c2v_sim.index.matching import MATCHING
 from c2v_sim.index.naive import WITHOUT_FEATURE
 from c2v_sim.ops.projection_orthogonality import FORMS
 from c2v_sim.system.errors import ConfigError
@@ -20,8 +21,14 @@ WEIGHT_RULES = ("one", "caption", "appendix")
 OF_BOTH = -1.0  # the weight of one local term, where it is that of both
 
 of_improvement = Section("improvements by a client index", RESULT)
-of_sampling, of_aggregation, of_local = (of_improvement.needing(improve=n) for n in IMPROVEMENTS)
+of_sampling, of_aggregation, of_local, of_clustering = (
+    of_improvement.needing(improve=name) for name in IMPROVEMENTS
+)
 of_steering = of_improvement.needing(improve=("sampling", "aggregation"))
+of_similarity = of_improvement.needing(improve=("sampling", "aggregation", "clustering"))
+CLUSTERED = ("ifca", "cfl")  # algorithms that have several global models by themselves
+# Samplers that compare clients by the one global model that all begin from.
+BY_ONE_MODEL = ("power-of-choice", "clustered-similarity", "divfl")
 of_index = Section(index_config.of_index.title, RESULT | INDEX).needing(improve=IMPROVEMENTS)
 
 
@@ -40,7 +47,9 @@ class ImprovementSettings:
     index_file: str = of_index("", "a saved index, instead of building one", told=REPORT)
     index_strategy: str = field_in_run("strategy")  # the rest of IndexConfig follows by itself
     index_part: str = of_index("both", "part of the index that is used", choices=INDEX_PARTS)
-    index_shuffled: bool = of_steering(False, "a control: the index's vectors change their owners")
+    index_shuffled: bool = of_similarity(
+        False, "a control: the index's vectors change their owners"
+    )
     steering_dtype: str = of_steering(
         "float32", "how the index is read that steers", PACE | MEMORY, STEERING_DTYPES
     )
@@ -59,6 +68,32 @@ class ImprovementSettings:
     dist_direction: str = of_local("forward", "of the KL in L_dist", choices=DIRECTIONS)
     omit_local_orth: bool = of_local(False, "leave L_orth out of the local loss")
     dist_detach: bool = of_local(False, "no gradient from L_dist into the model's own logits")
+
+    clusters: int = of_clustering(
+        0, "models, one for each cluster of clients; 0: by the silhouette", MEMORY, least=0
+    )
+
+    def check_clusters(self, algorithm: str, sampling: str, held_out: float) -> None:
+        """Refuse what does not go with several global models."""
+        if held_out and "clustering" in self.improve and self.index not in MATCHING:
+            raise ConfigError(
+                f"hold_out_clients: a new client cannot be matched by index = {self.index}; use "
+                f"one of {', '.join(MATCHING)}"
+            )
+        if "clustering" in self.improve and algorithm in CLUSTERED:
+            raise ConfigError(
+                f"improve = clustering: algorithm = {algorithm} forms its clusters by itself"
+            )
+        if "clustering" in self.improve and sampling != "uniform":
+            raise ConfigError(
+                f"sampling = {sampling} does not go with improve = clustering: cohorts are drawn "
+                "evenly from the clusters, or by improve = sampling"
+            )
+        if algorithm in CLUSTERED and sampling in BY_ONE_MODEL:
+            raise ConfigError(
+                f"sampling = {sampling} compares clients by one global model, and algorithm = "
+                f"{algorithm} has several"
+            )
 
     def check_index(self, sampling: str) -> None:
         """Refuse an index that cannot serve what it is to improve."""

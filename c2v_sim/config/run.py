@@ -45,12 +45,21 @@ class RunConfig(  # a dataclass has the fields of its last base first
             raise ConfigError(COHORT.format(self.cohort, self.participation))
         check_weights(self.pretrained, self.model, self.norm)
         self.check_index(self.sampling)
+        self.check_clusters(self.algorithm, self.sampling, self.hold_out_clients)
 
     def cohort_of(self, clients: int) -> int:
         """Of `clients` as many as train in a round."""
         if self.cohort > clients:
             raise ConfigError(f"cohort must be at most the {clients} clients, got {self.cohort}")
         return self.cohort or cohort_size(self.participation, clients)
+
+    def clusters_of(self, clients: int) -> int:
+        """Into how many clusters `clients` are divided; 0: as the silhouette says."""
+        if self.clusters > clients:
+            raise ConfigError(
+                f"clusters must be at most the {clients} clients, got {self.clusters}"
+            )
+        return self.clusters
 
     def evaluates(self, t: int) -> bool:
         """Whether the accuracy is taken after round `t`."""

@@ -23,7 +23,7 @@ from c2v_sim.data.client_ids import ClientIds
 from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.partition import Partition, make_partition
 from c2v_sim.data.sources import image_folders
-from c2v_sim.system.seeding import UPLOAD, rng
+from c2v_sim.system.seeding import HELD_OUT, UPLOAD, rng
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +32,7 @@ class Federation:
 
     dataset: Dataset
     partition: Partition
+    held_out: Partition | None = None  # clients that never train, with a numbering of their own
 
     def __post_init__(self) -> None:
         for part, ids, samples in (
@@ -62,6 +63,20 @@ class Federation:
         known = self.dataset.domain_names
         found = sorted(set(self.partition.domains or ()))
         return tuple(known[d] if d < len(known) else str(d) for d in found)
+
+    def holding_out(self, share: float, seed: int) -> Federation:
+        """The federation of which `share` of the clients, drawn at random, never train."""
+        clients, name = self.partition.clients, self.partition.convention
+        count = max(1, round(share * clients))
+        if count >= clients:
+            raise ValueError(
+                f"hold_out_clients = {share:g} leaves none of the {clients} clients to train"
+            )
+        chosen = np.zeros(clients, dtype=bool)
+        chosen[rng(seed, HELD_OUT).choice(clients, count, replace=False)] = True
+        kept = self.partition.only(np.flatnonzero(~chosen), f"{name}, {count} clients held out")
+        held = self.partition.only(np.flatnonzero(chosen), f"{name}, those held out")
+        return Federation(self.dataset, kept, held)
 
     def limited(self, most: int, seed: int) -> Federation:
         """Of each client at most `most` training samples, drawn at random; 0: all of them.

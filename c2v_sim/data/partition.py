@@ -100,6 +100,13 @@ class Partition:
                 digest.update(np.ascontiguousarray(array, dtype="<i8").data)
         return digest.hexdigest()
 
+    def only(self, clients: np.ndarray, convention: str) -> Partition:
+        """Some of the clients, in the order of `clients`, numbered anew."""
+        chosen = clients.tolist()
+        train, test = ([ids[i] for i in chosen] for ids in (self.train, self.test))
+        domains = None if self.domains is None else tuple(self.domains[i] for i in chosen)
+        return Partition(train, test, convention, domains)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a compressed npz; the file appears complete or not at all."""
         with replacing(Path(path)) as temporary, temporary.open("wb") as file:

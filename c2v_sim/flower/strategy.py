@@ -74,6 +74,11 @@ class Client2VecFedAvg(FedAvg):
                 "Client2VecFedAvg: the config improves nothing by an index; name some of sampling, "
                 "aggregation and local in improve, or use Flower's FedAvg"
             )
+        if "clustering" in config.improve:
+            raise ConfigError(
+                "Client2VecFedAvg: improve = clustering is the simulator's; this strategy has one "
+                "global model"
+            )
         super().__init__(fraction_train=config.participation, **fedavg)
         self.config, self.history = config, list[SteeredRound]()
         self.client_of = dict(nodes)

@@ -35,6 +35,7 @@ from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork
 from c2v_sim.index.encoders.embed import Embeddings, embed_dataset, given_embeddings
 from c2v_sim.index.encoders.encoder import WIDTH
+from c2v_sim.index.matching import NETWORK
 from c2v_sim.index.naive import NAIVE, feature_average
 from c2v_sim.index.quality import quality
 from c2v_sim.index.training import OnPoint, Pairs, train_network
@@ -44,7 +45,7 @@ from c2v_sim.system.settings import fixed
 
 EVAL_BATCH = 256  # of 512 the attention no longer fits into the cache
 # Raised when the same settings come to give other bits: older files in caches are left alone.
-RECIPE = 3
+RECIPE = 4
 
 
 def obtain_index(
@@ -155,6 +156,7 @@ def build_index(
     pairs = Pairs(known.images, known.labels, y, choose_device(config.device))
     counts = federation.label_counts
     training: Training | None = None
+    beside: dict[str, Tensor] = {}  # what a client that comes later is matched by
     begin = time.perf_counter()
     if config.index in NAIVE:
         naive, classes = NAIVE[config.index], used.dataset.classes
@@ -176,12 +178,15 @@ def build_index(
         begin = time.perf_counter()
         feature = feature_index(network, pairs, partition)
         label = (counts.double() @ known.labels.double()).float() / counts.sum(1)[:, None]
+        beside = {f"{NETWORK}{name}": t.cpu() for name, t in network.state_dict().items()}
+        beside["classes"] = known.labels
     stages = {"embed": known.seconds, "train": training.seconds if training else 0.0}
     stages["average"] = time.perf_counter() - begin
     about = _provenance(federation, config, known, training) | seconds_of(stages)
     sizes, domains = torch.from_numpy(federation.partition.sizes), _domains(federation)
-    index = ClientIndex(feature, label, sizes, counts, domains, about)
     control = feature_average(known.images, partition)
+    beside |= {"centre": control.mean(0)} if config.index == "centred-average" else {}
+    index = ClientIndex(feature, label, sizes, counts, domains, about, known=beside)
     index.provenance["quality"] = quality(feature, label, counts, domains, control)
     return index
 

@@ -7,15 +7,16 @@ index/plots.py draws it.
 """
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from c2v_sim.data.federation import Federation
+from c2v_sim.index.matching import Match, match_by, vectors_of
 from c2v_sim.ops.index_losses import cosines_torch
 from c2v_sim.system import tensor_file
 from c2v_sim.system.parse import is_a, parse_json_object
@@ -24,6 +25,7 @@ from c2v_sim.system.seeding import CONTROL, rng
 FORMAT = 1
 BUILT, CACHE, FILE = ORIGINS = ("built", "cache", "file")  # how a process comes by an index
 PARTS = ("feature", "label")
+KNOWN = "known."  # of the names of what `match` takes, in a file
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +39,7 @@ class ClientIndex:
     domains: Tensor | None  # int64 [M], where clients follow domains
     provenance: dict[str, Any]  # plain data: data, partition, settings, losses, quality, seconds
     origin: str = BUILT  # how this process came by it; not saved
+    known: dict[str, Tensor] = field(default_factory=dict)  # what else `match` takes
 
     def __post_init__(self) -> None:
         clients = len(self.sizes)
@@ -98,6 +101,25 @@ class ClientIndex:
         tensors = [getattr(self, name) for name in names]
         return torch.stack([cosines_torch(t, t) for t in tensors]).mean(0)
 
+    def match(
+        self,
+        embeddings: Tensor,  # [n, 512], of its samples
+        labels: Tensor | None = None,  # [n], their classes; None: not known
+        *,
+        clusters: Tensor | None = None,  # int64 [M], of the clients of this index
+        temperature: float = 0.1,
+    ) -> Match:
+        """A client that was not there: how alike it is to each client, without training."""
+        facts = self.provenance.get("settings", {})
+        classes = self.label_counts.shape[1]
+        counts = None if labels is None else torch.bincount(labels, minlength=classes)
+        own = vectors_of(facts.get("index", ""), facts, self.known, embeddings, counts)
+        parts = [name for name in self.parts if name in own]
+        if not parts:
+            raise ValueError("match: the new client's vector has none of the parts of this index")
+        cosines = [cosines_torch(getattr(self, n), own[n][None])[:, 0].double() for n in parts]
+        return match_by(torch.stack(cosines).mean(0), temperature, clusters)
+
     def check(self, federation: Federation, *, allow_other: bool = False) -> None:
         """Raise ValueError unless this index was made for `federation` (data and partition).
 
@@ -128,9 +150,11 @@ class ClientIndex:
             "c2v_sim": "client index",
             "format": str(FORMAT),
             "provenance": json.dumps(self.provenance),
-            "sha256": self.sha256,
         }
-        tensor_file.save(Path(path), self._tensors(), about, shared=shared)
+        known = {f"{KNOWN}{name}": t.cpu().contiguous() for name, t in self.known.items()}
+        tensors = self._tensors() | known
+        about["sha256"] = tensor_file.checksum(tensors)
+        tensor_file.save(Path(path), tensors, about, shared=shared)
 
     def _tensors(self) -> dict[str, Tensor]:
         names = ("feature", "label", "sizes", "label_counts", "domains")
@@ -147,7 +171,7 @@ class ClientIndex:
     ) -> "ClientIndex":
         """Read a saved index; with a `federation`, `check` that it was made for it."""
         try:
-            with safe_open(str(path), framework="pt") as file:
+            with tensor_file.opened(path) as file:
                 about = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
@@ -157,8 +181,11 @@ class ClientIndex:
         if tensor_file.checksum(tensors) != about.get("sha256"):
             raise ValueError(f"the index {path} is damaged: its checksum differs; build it anew")
         domains = tensors.pop("domains", None)
+        beside = [name for name in tensors if name.startswith(KNOWN)]
+        known = {name.removeprefix(KNOWN): tensors.pop(name) for name in beside}
         try:
-            index = cls(**tensors, domains=domains, provenance=_provenance(about["provenance"]))
+            about_it = _provenance(about["provenance"])
+            index = cls(**tensors, domains=domains, provenance=about_it, known=known)
         except (KeyError, TypeError, ValueError) as error:  # parts that are missing or misshapen
             raise ValueError(f"the index {path} is damaged: {error}; build it anew") from error
         if federation is not None:

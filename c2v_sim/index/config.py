@@ -28,7 +28,7 @@ from c2v_sim.system.settings import (
 RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
 KINDS = ("dsa-ign", *NAIVE)  # those that exist before training
 STRATEGIES = ("global", "federated")
-IMPROVEMENTS = ("sampling", "aggregation", "local")  # what an index is for in a run
+IMPROVEMENTS = ("sampling", "aggregation", "local", "clustering")  # what an index is for in a run
 
 of_index = Section("client index", RESULT)
 of_network = Section("DSA-IGN, the network of the client index", RESULT)

@@ -20,6 +20,8 @@ from c2v_sim.system import ranks
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.settings import Affects, names_affecting
 
+HELD_OUT = "held_out.npz"  # beside a run's partition, where clients never train
+
 
 def load_data(config: RunConfig) -> Dataset:
     """The data set that `config` names."""
@@ -43,7 +45,8 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
         clients = config.clients_per_domain * len(dataset.domain_names)
         config = dataclasses.replace(config, clients=max(1, clients))
     if saved is not None:
-        return Federation(dataset, Partition.load(saved)), config
+        held = Partition.load(saved.with_name(HELD_OUT)) if config.hold_out_clients else None
+        return Federation(dataset, Partition.load(saved), held), config
     partition = make_partition(
         config.partition,
         dataset.y_train.numpy(),
@@ -59,7 +62,14 @@ def build_federation(config: RunConfig, saved: Path | None = None) -> tuple[Fede
         natural_train=_array(dataset.client_train),
         natural_test=_array(dataset.client_test),
     )
-    return Federation(dataset, partition), dataclasses.replace(config, clients=partition.clients)
+    config = dataclasses.replace(config, clients=partition.clients)
+    federation = Federation(dataset, partition)
+    if not config.hold_out_clients:
+        return federation, config
+    try:
+        return federation.holding_out(config.hold_out_clients, config.seed), config
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _array(tensor: Tensor | None) -> np.ndarray | None:

@@ -3,6 +3,7 @@
 config.toml        every setting
 manifest.json      what produced the run (run/manifest.py)
 partition.npz      which sample belongs to which client
+held_out.npz       the same of clients that never train, with --hold-out-clients
 clients.npz        label_counts [M, K] of the training samples, test_sizes [M], domains [M] or [0]
 index.safetensors  the client index, where one steers the run
 rounds.jsonl       one record per round, written as soon as the round is done
@@ -10,8 +11,8 @@ rounds.csv         the same as a table, written with every checkpoint
 tensorboard/       the same as event files, with --tensorboard (run/trackers/)
 trackers.json      what --wandb and --mlflow call the run, for a resume
 checkpoints/       where `--resume` goes on: the two newest generations (run/checkpoint.py)
-model.safetensors  the final global model; accuracy.png: the curve; result.json: the summary
-                   (run/results.py)
+model.safetensors  the final global model, or those of all clusters; accuracy.png: the curve;
+                   result.json: the summary (run/results.py)
 
 run/reader.py reads a directory back.
 """
@@ -30,6 +31,7 @@ import numpy as np
 from c2v_sim.config import RunConfig, to_toml
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.client_index import ClientIndex
+from c2v_sim.run.build import HELD_OUT
 from c2v_sim.run.manifest import manifest
 from c2v_sim.simulator.cost import Cost, cost_of
 from c2v_sim.simulator.records import STAGES, RoundRecord
@@ -53,7 +55,13 @@ ACCURACIES = {
     "accuracy_worst10": "worst 10 % of clients",
     "accuracy_global": "whole test set",
 }
-PLAIN_COLUMNS = ("dataset", "round", "train_loss", *ACCURACIES)  # of rounds.csv, for every run
+PLAIN_COLUMNS = (
+    "dataset",
+    "round",
+    "train_loss",
+    "tested",
+    *ACCURACIES,
+)  # of rounds.csv, for every run
 
 
 def create_run_directory(
@@ -70,6 +78,8 @@ def create_run_directory(
         (folder / CONFIG).write_text(config_text(simulator, simulator.config))
         (folder / MANIFEST).write_text(facts)
         simulator.federation.partition.save(folder / PARTITION)
+        if simulator.federation.held_out is not None:
+            simulator.federation.held_out.save(folder / HELD_OUT)
         save_clients(folder / CLIENTS, simulator.federation)
 
     return make_directory(path, fill, numbered=numbered)

@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from c2v_sim.algorithms import Algorithm
+from c2v_sim.algorithms.clusters.in_clusters import InClusters
 from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation
 from c2v_sim.models import NORMED_MODELS
@@ -37,12 +38,13 @@ def manifest(simulator: Simulator, label: str, command: str) -> Facts:
             "convention": federation.partition.convention,
             "clients": federation.partition.clients,
             "sha256": federation.partition.sha256,
+            "held_out": federation.held_out.clients if federation.held_out else 0,
         },
         "model": {
             "name": config.model,
             "norm": norm_policy(config),
-            "parameters": simulator.layout.trainable,
-            "buffers": simulator.layout.size - simulator.layout.trainable,
+            "parameters": simulator.layout.parameter_count,
+            "buffers": simulator.layout.buffer_count,
             "pretrained": simulator.pretrained and dataclasses.asdict(simulator.pretrained),
         },
         "algorithm": {"name": simulator.algorithm.name} | settings_of(simulator.algorithm),
@@ -52,7 +54,8 @@ def manifest(simulator: Simulator, label: str, command: str) -> Facts:
         "client_state": simulator.row_plan.sentence,
         "seed": config.seed,
         "settings": kept_settings(config),
-        "evaluation": PROTOCOL + ("" if simulator.algorithm.personal is None else AT_HOME),
+        "evaluation": PROTOCOL + AT_HOME[simulator.algorithm.tested],
+        "tested": simulator.algorithm.tested,
         "lanes": simulator.lanes.count,
         "backend": backend_facts(simulator.device),
         "versions": versions(),
@@ -69,7 +72,8 @@ def kept_settings(config: RunConfig) -> Facts:
 
 
 def settings_of(algorithm: Algorithm) -> Facts:
-    """The settings of an algorithm that is a dataclass."""
+    """The settings of an algorithm that is a dataclass, or of that which clusters train by."""
+    algorithm = algorithm.inner if isinstance(algorithm, InClusters) else algorithm
     return dataclasses.asdict(algorithm) if dataclasses.is_dataclass(algorithm) else {}
 
 

@@ -11,11 +11,13 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from c2v_sim.algorithms.fedavg import GLOBAL
 from c2v_sim.index.checkpoint import Training
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.run.files import ACCURACIES, cost_so_far
+from c2v_sim.simulator.groups.clusters import cluster_words
 from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import ranks
@@ -64,6 +66,7 @@ class Progress:
         shown = ""
         if record.accuracy is not None:
             shown = f"clients {percent(record.accuracy)}  whole {percent(record.accuracy_global)}  "
+            shown = shown if record.tested == GLOBAL else f"{record.tested} models: {shown}"
         print(
             f"round {record.round}/{self.rounds}  {shown}loss {record.train_loss:.3f}  "
             f"{sum(record.seconds.values()):.1f} s  ETA {left:.0f} s",
@@ -114,7 +117,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
     lines = [
         f"c2v_sim: {federation.dataset.name}, {federation.partition.convention}, "
         f"{federation.partition.clients} clients, cohort {simulator.cohort_size}",
-        f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
+        f"  {config.model} ({simulator.layout.parameter_count:,} parameters), {config.algorithm}, "
         f"rounds: {config.rounds} × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
         f"  training: {simulator.path}",
@@ -137,7 +140,8 @@ def idle_ranks(simulator: Simulator) -> str:
     """That some ranks have nothing to train, in words."""
     what, shares = "clients", simulator.cohort_size
     if simulator.path.stacked:
-        what, shares = "blocks of clients that train together", len(make_blocks([1] * shares))
+        blocks = make_blocks([1] * shares, simulator.path.block)
+        what, shares = "blocks of clients that train together", len(blocks)
     idle = ranks.size() - shares
     return f", of which {idle} idle: a cohort has {shares} {what}" if idle > 0 else ""
 
@@ -148,7 +152,8 @@ def improved(simulator: Simulator) -> str:
     if not config.improve:
         return ""
     encoder = f", {index.provenance['encoder']} encoder" if index else ""
-    return f"; {config.index} index{encoder} improves {', '.join(config.improve)}"
+    words = f"; {config.index} index{encoder} improves {', '.join(config.improve)}"
+    return words + (cluster_words(simulator.algorithm) if "clustering" in config.improve else "")
 
 
 def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> None:
@@ -159,12 +164,16 @@ def show_result(simulator: Simulator, result: Result, out: Path, label: str) -> 
     measures = ACCURACIES if result.evaluated else {}
     if measures:
         last = f"last ({final.round})"
-        print(f"{'test accuracy':<24}{f'best (round {best.round})':>18}{last:>12}")
+        print(
+            f"{f'test accuracy ({final.tested})':<24}{f'best (round {best.round})':>18}{last:>12}"
+        )
     else:
         print(f"not evaluated (eval_every = 0); training loss {final.train_loss:.3f}")
     for name, words in measures.items():
         at_best, at_end = percent(getattr(best, name)), percent(getattr(final, name))
         print(f"{words:<24}{at_best:>18}{at_end:>12}")
+    for kind, value in (final.held_out or {}).items():
+        print(f"{f'never trained on ({kind})':<24}{'':>18}{percent(value):>12}")
     time_taken = f"time: {cost_so_far(out, result.records).words()}"
     for line in filter(None, (few_tested(simulator), time_taken, f"run directory: {out}")):
         print(line)

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import Tensor
 
 from c2v_sim.config import RunConfig
 from c2v_sim.run.files import ACCURACIES, MODEL, PICTURE, RESULT, cost_so_far, to_json, write_text
 from c2v_sim.simulator.cost import Cost
+from c2v_sim.simulator.groups.clusters import all_clusters, models_of
 from c2v_sim.simulator.records import Result
 from c2v_sim.simulator.simulator import Simulator
 from c2v_sim.system import tensor_file
@@ -44,7 +46,7 @@ def write_results(
     about = {"about": json.dumps(facts)}  # one text: of several the file's order is random
     text = to_json(summary(simulator, result, cost_so_far(path, result.records)))
     writers: dict[str, Callable[[Path], object]] = {
-        MODEL: lambda file: tensor_file.save(file, simulator.global_model(), about),
+        MODEL: lambda file: tensor_file.save(file, models(simulator), about),
     }
     if result.evaluated:
         picture = accuracy_figure(result, figure_title(dataset, simulator.config))
@@ -62,6 +64,18 @@ def write_results(
     return failed
 
 
+def models(simulator: Simulator) -> dict[str, Tensor]:
+    """The global model by names of tensors; of several, those of cluster c begin `cluster<c>.`."""
+    count = models_of(simulator.algorithm)
+    if count == 1:
+        return simulator.global_model()
+    return {
+        f"cluster{number}.{name}": tensor
+        for number in range(count)
+        for name, tensor in simulator.global_model(number).items()
+    }
+
+
 def saved_as_png(picture: Figure) -> Callable[[Path], None]:
     return lambda path: picture.savefig(path, format="png")
 
@@ -75,12 +89,15 @@ def summary(simulator: Simulator, result: Result, cost: Cost) -> dict[str, objec
         "rounds": simulator.round,
         "clients": simulator.federation.partition.clients,
         "tested_clients": simulator.federation.tested,
+        "tested": simulator.algorithm.tested,
+        "clusters": all_clusters(simulator.algorithm),
         "best_accuracy": best.accuracy,
         "best_round": best.round if result.evaluated else None,
         "final_accuracy": final.accuracy,
         "final_accuracy_weighted": final.accuracy_weighted,
         "final_accuracy_worst10": final.accuracy_worst10,
         "final_accuracy_global": final.accuracy_global,
+        "held_out_accuracy": final.held_out,
         "seconds": round(cost.total, 2),
         "seconds_rounds": round(cost.rounds, 2),
         "seconds_index": cost.index,

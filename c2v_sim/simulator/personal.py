@@ -1,27 +1,36 @@
-"""Stage 9, with the part of the model that clients keep for themselves, where they do.
+"""Stage 9 where clients are not tested by the one global model.
 
-The model of a client is the global one with the algorithm's `personalise` on top. A client that has
-nothing of its own yet, and a test sample of nobody, see the global model as it is.
+The model of a client is the global one with the algorithm's `personalise` on top: that of its
+cluster, or what it keeps for itself. A client that has nothing of its own yet, and a test sample of
+nobody, see the global model as it is.
 """
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from c2v_sim.algorithms import Algorithm
+from c2v_sim.algorithms.fedavg import CLUSTER, GLOBAL, PERSONAL
 from c2v_sim.data.partition import Partition
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
-from c2v_sim.simulator.evaluation import BATCH, correct
+from c2v_sim.simulator.evaluation import batch_of, correct
 from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena
-from c2v_sim.training.client_rows import lent
+from c2v_sim.training.client_rows import ClientRows, lent
 from c2v_sim.training.cohort import dealt, largest_first
 from c2v_sim.training.lanes import Lane, Lanes
 
-AT_HOME = (
-    "; the global model of a client is that with the part which the client keeps for itself, where "
-    "it has taken part"
-)
+# What is added to PROTOCOL, by the kind of models that are tested.
+AT_HOME = {
+    GLOBAL: "",
+    CLUSTER: "; the global model of a client is that of its cluster, and test samples of nobody do "
+    "not count",
+    PERSONAL: "; the global model of a client is that with the part which the client keeps for "
+    "itself, where it has taken part",
+}
 
 
 def correct_at_home(
@@ -32,31 +41,48 @@ def correct_at_home(
     algorithm: Algorithm,
 ) -> np.ndarray:
     """For each test sample whether its client's model is right, bool [N]."""
-    rows = algorithm.personal
-    if rows is None:
+    if algorithm.tested == GLOBAL:
         return correct(lanes, server, data)
-    test = partition.test
-    clients = [i for i in range(partition.clients) if i in rows and len(test[i])]
-    sizes = [len(test[i]) for i in clients]
-    others = sum(sizes) < len(data)
+    test, rows = partition.test, algorithm.personal
+    clients = [i for i in range(partition.clients) if algorithm.has_own(i) and len(test[i])]
+    algorithm.before_test(clients)
+    others = sum(len(test[i]) for i in clients) < len(data)
     marks = correct(lanes, server, data) if others else np.zeros(len(data), dtype=bool)
+    found = correct_by_client(lanes, server, data, test, clients, algorithm.personalise, rows)
+    for client, right in found.items():
+        marks[test[client]] = right
+    return marks
+
+
+def correct_by_client(
+    lanes: Lanes,
+    server: Arena,
+    data: ResidentData,
+    test: Sequence[np.ndarray],
+    clients: Sequence[int],
+    write: Callable[[int, Tensor], None],
+    rows: ClientRows | None = None,
+) -> dict[int, np.ndarray]:
+    """For each of `clients` and each of its samples in `test`, whether its model is right.
+
+    write: puts the model of a client over the global row [size] that it is given, on a lane's
+    thread; rows: what it reads there of clients.
+    """
 
     def work(lane: Lane, position: int) -> np.ndarray:
         client = lane.client
         client.row.data.copy_(server.data[:1])
-        algorithm.personalise(clients[position], client.row.data[0])
+        write(clients[position], client.row.data[0])
         client.model.bind(client.row.data[0], server.integers[0])
         module, ids = client.module.eval(), lane.upload(test[clients[position]])
         with torch.no_grad():
-            pairs = [data.batch(part) for part in ids.split(BATCH)]
+            pairs = [data.batch(part) for part in ids.split(batch_of(data, server))]
             right = [logits(module, x).argmax(dim=1) == y for x, y in pairs]
         return torch.cat(right).cpu().numpy()
 
+    sizes = [len(test[client]) for client in clients]
     testers = dealt(sizes)
     mine = [p for p in largest_first(sizes) if testers[p] == ranks.rank()]
-    with lent([rows], clients, testers), ranks.same_fate():
+    with lent([rows] if rows else [], clients, testers), ranks.same_fate():
         found = dict(lanes.run(work, mine))
-    for of_rank in ranks.gather(found):
-        for position, right in of_rank.items():
-            marks[test[clients[position]]] = right
-    return marks
+    return {clients[p]: right for own in ranks.gather(found) for p, right in own.items()}

@@ -1,5 +1,6 @@
 """What is kept of a round, and of a run."""
 
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
+from c2v_sim.algorithms.fedavg import GLOBAL
 from c2v_sim.simulator.evaluation import Accuracy
 from c2v_sim.simulator.steering import Similarity
 
@@ -32,6 +34,9 @@ class RoundRecord:
     seconds: dict[str, float]  # of each of STAGES
     scores: list[float] | None = None  # s [M], where an index steers
     history: list[float] | None = None  # H [M], likewise
+    tested: str = GLOBAL  # whose accuracy it is: that of the global, cluster or personal models
+    held_out: dict[str, float] | None = None  # accuracy on clients that never train, by `tested`
+    clusters: list[int] | None = None  # of the cohort's clients, where there are several models
 
 
 @dataclass
@@ -48,6 +53,13 @@ class Result:
     def best(self) -> RoundRecord:
         """With the best accuracy; the last round, without one, where none was evaluated."""
         return max(self.evaluated or self.records[-1:], key=lambda r: r.accuracy or 0.0)
+
+    @property
+    def late(self) -> float | None:
+        """The mean of the later half of the evaluations, which depends less on chance than the
+        best; None where none was."""
+        half = self.evaluated[len(self.evaluated) // 2 :]
+        return statistics.fmean(r.accuracy or 0.0 for r in half) if half else None
 
     @property
     def final(self) -> RoundRecord:
@@ -76,6 +88,8 @@ def make_record(
     weights: Tensor,  # [k]
     losses: Tensor,  # [k]
     accuracy: Accuracy | None,
+    tested: str,
+    clusters: np.ndarray | None,  # [k]
     similarity: Similarity | None,
     seconds: dict[str, float],
 ) -> RoundRecord:
@@ -96,6 +110,9 @@ def make_record(
         seconds={stage: round(value, 4) for stage, value in seconds.items()},
         scores=rounded(similarity.scores, 6) if similarity else None,
         history=rounded(similarity.history, 6) if similarity else None,
+        tested=tested,
+        held_out=accuracy.held_out or None if accuracy else None,
+        clusters=None if clusters is None else clusters.tolist(),
     )
 
 

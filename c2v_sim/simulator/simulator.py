@@ -18,29 +18,30 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.algorithms import ALGORITHMS, Algorithm
+from c2v_sim.algorithms import Algorithm
 from c2v_sim.algorithms.local_regulariser import LocalRegulariser
 from c2v_sim.config import RunConfig
 from c2v_sim.data.federation import Federation
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.models.split import state_dict_of
 from c2v_sim.simulator.build import Own, build_training, resident_data, some_inputs
-from c2v_sim.simulator.evaluation import Accuracy, accuracy
+from c2v_sim.simulator.evaluation import Accuracy
+from c2v_sim.simulator.groups import clusters as groups
+from c2v_sim.simulator.groups.testing import test_clients
 from c2v_sim.simulator.model import assemble
 from c2v_sim.simulator.needed_index import needed_index
 from c2v_sim.simulator.objective import Regularised
 from c2v_sim.simulator.observers import Observer, run_observed
-from c2v_sim.simulator.personal import correct_at_home
 from c2v_sim.simulator.records import Result, RoundRecord, Stopwatch, make_record
 from c2v_sim.simulator.state import begin_state
 from c2v_sim.simulator.steering import Similarity, Steering, build_steering, used_index
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device, deterministic, keep_freed_memory_once
-from c2v_sim.training.aggregation import shares
+from c2v_sim.training.aggregation import rows_of, shares
 from c2v_sim.training.client_rows import lent
 from c2v_sim.training.cohort import OnClient, dealt, train_cohort
-from c2v_sim.training.samplers import SAMPLERS, Sampler, as_sampler
+from c2v_sim.training.samplers import Sampler
 from c2v_sim.training.samplers.sampler import Cohort, choose, finish_round
 from c2v_sim.training.sampling import Policy
 from c2v_sim.training.stacked import train_stacked
@@ -78,12 +79,8 @@ class Simulator:
             keep_freed_memory_once()
         self.federation, self.config = federation, config or RunConfig()
         config, dataset = self.config, federation.dataset
-        if sampler is not None and "sampling" in config.improve:
-            raise ValueError(
-                "Simulator: a sampler and improve = sampling both choose the cohort; leave one out"
-            )
-        self.sampler = as_sampler(sampler) if sampler else SAMPLERS[config.sampling](config)
-        self.algorithm = algorithm or ALGORITHMS[config.algorithm](config)
+        self.algorithm = groups.chosen_algorithm(config, algorithm, federation.partition.clients)
+        self.sampler = groups.chosen_sampler(config, sampler, self.algorithm)
         self.device = choose_device(config.device)
         self.stop = threading.Event()  # set it to end `rounds` after the steps in flight
         self.cohort_size = config.cohort_of(federation.partition.clients)
@@ -148,6 +145,8 @@ class Simulator:
         self.index = used_index(config, index)
         if self.regulariser is not None:
             self.regularise_by(self.index.feature.to(self.device).float())
+        if "clustering" in config.improve:
+            groups.form_clusters(config, self.index, self.algorithm, self.federation)
         sizes = self.federation.partition.sizes
         self._state.steering = build_steering(
             config, self.index, sizes, self.cohort_size, self.device
@@ -193,9 +192,10 @@ class Simulator:
             clients = chosen.clients
             similarity = self.steering.similarity_to(clients) if self.steering else None
         with clock("train"):
-            losses = self._train(t, clients, on_client)
-        with clock("aggregate"):
+            self.algorithm.before_round(self._state.parts, t, clients)
             weights = self._weights(chosen, similarity)
+            losses = self._train(t, clients, weights, on_client)
+        with clock("aggregate"):
             finish_round(self.sampler, clients, losses, self.training.cohort, self.server)
             self._aggregate(t, clients, weights, similarity)
         with clock("evaluate"):
@@ -208,6 +208,8 @@ class Simulator:
             weights=weights,
             losses=losses,
             accuracy=result,
+            tested=self.algorithm.tested,
+            clusters=groups.cohort_clusters(self.algorithm),
             similarity=similarity,
             seconds=clock.seconds,
         )
@@ -218,14 +220,13 @@ class Simulator:
         sizes = self.federation.partition.sizes
         return choose(self.sampler, self.config.seed, t, sizes, self.cohort_size)
 
-    def _train(self, t: int, clients: np.ndarray, on_client: OnClient) -> Tensor:
-        """The cohort's rows; its mean losses [k]."""
-        self.algorithm.before_round(self._state.parts, t, clients)
+    def _train(self, t: int, clients: np.ndarray, weights: Tensor, on_client: OnClient) -> Tensor:
+        """The cohort's rows, or their sum with `weights`; its mean losses [k]."""
         if self.path.stacked:
             return train_stacked(self.training, clients, t, on_client)
         trainers = dealt([len(self.training.samples[client]) for client in clients])
         with lent(self._state.parts.rows.values(), clients.tolist(), trainers):
-            return train_cohort(self.training, clients, t, on_client)
+            return train_cohort(self.training, clients, t, on_client, weights)
 
     def _weights(self, chosen: Cohort, similarity: Similarity | None) -> Tensor:
         """The cohort's aggregation weights, float64 [k]."""
@@ -241,7 +242,7 @@ class Simulator:
     ) -> None:
         """The trained rows become the state after round `t`: this must not be interrupted."""
         server, cohort, classifiers = self.server, self.training.cohort, self._state.classifiers
-        for row, client in zip(cohort.data[: len(clients)], clients.tolist(), strict=True):
+        for row, client in rows_of(cohort, clients.tolist()):
             self.algorithm.finish(client, row, server.data[0])
             if classifiers:
                 classifiers.keep(client, row)
@@ -253,22 +254,18 @@ class Simulator:
         self._state.round = t
 
     def evaluate(self) -> Accuracy:
-        """Accuracy of the current global model, with what clients keep of it for themselves."""
-        partition = self.federation.partition
-        if not partition.tested:
-            name = self.federation.dataset.name
-            raise ValueError(f"evaluate: {name} has no test samples; give from_arrays test arrays")
+        """Accuracy of the current models: `algorithm.tested` says of which."""
         with deterministic(self.config.deterministic, self.device):
-            marks = correct_at_home(
-                self.lanes, self.server, self.test_data, partition, self.algorithm
+            result = test_clients(
+                self.lanes, self.server, self.test_data, self.federation, self.algorithm
             )
-        result = accuracy(marks, partition)
         self.client_accuracy = result.clients
         return result
 
-    def global_model(self) -> dict[str, Tensor]:
-        """The global model's tensors by name, on the CPU: a state_dict for the model's class."""
-        return state_dict_of(self.model, self.server.state_dict(0))
+    def global_model(self, cluster: int = 0) -> dict[str, Tensor]:
+        """The global model's tensors by name, on the CPU: a state_dict for the model's class; of
+        several, that of `cluster`."""
+        return state_dict_of(self.model, self.server.state_dict(cluster))
 
     def state(self) -> dict[str, Tensor]:
         """Everything that the rest of the run depends on after `round` finished rounds.

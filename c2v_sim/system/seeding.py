@@ -21,6 +21,8 @@ LOCAL = 7  # round, client; or epoch, 0: what torch draws while a model trains
 CONTROL = 8  # no ids: what a control draws instead of an index
 SKETCH = 9  # no ids: how updates are sketched
 PRIVACY = 10  # client, columns: noise that a client adds to what it sends
+MODELS = 11  # model: where several of one kind begin
+HELD_OUT = 12  # no ids: which clients never train
 
 
 def rng(seed: int, stream: int, *ids: int) -> np.random.Generator:

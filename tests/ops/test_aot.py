@@ -10,7 +10,13 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 # Bytes of shared memory a block may use.
-SHARED = {"sm_80": 163 * 1024, "sm_86": 99 * 1024, "sm_90": 227 * 1024, "gfx942": 64 * 1024}
+SHARED = {
+    "sm_80": 163 * 1024,
+    "sm_80:odd": 163 * 1024,
+    "sm_86": 99 * 1024,
+    "sm_90": 227 * 1024,
+    "gfx942": 64 * 1024,
+}
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,8 @@ from triton.runtime.jit import JITFunction, create_function_from_signature
 
 import c2v_sim.kernels
 
-DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "i64": torch.int64}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+DTYPES |= {"i64": torch.int64, "i8": torch.int8}
 NUMBERS = {"i32": 7, "i64": 2**40, "fp32": 0.5}
 # What JITFunction.run adds to the keywords of a launch.
 ADDED = {"num_warps": 4, "debug": False, "instrumentation_mode": ""}

@@ -14,7 +14,8 @@ from c2v_sim.system.errors import Interrupted
 FEDERATION = image_federation(clients=8, smallest=2)
 
 
-def simulator_for(algorithm, lanes=1, **changes):
+def simulator_for(name, lanes=1, **changes):
+    algorithm = name.removeprefix("clusters, ")
     settings = {
         "algorithm": algorithm,
         "model": "resnet8"
@@ -30,7 +31,7 @@ def simulator_for(algorithm, lanes=1, **changes):
         "seed": 6,
         "lanes": lanes,
     }
-    config = RunConfig(**settings | changes)
+    config = RunConfig(**settings | RUNS[name] | changes)
     return simulator_with(FEDERATION, config)
 
 
@@ -42,6 +43,14 @@ def end_of(simulator):
     records = without_seconds(simulator.rounds())
     simulator.close()
     return bits(simulator.state()), records
+
+
+CLUSTERED = {"improve": ("clustering", "aggregation", "local")}
+RUNS = {name: {} for name in ALGORITHMS} | {
+    "cfl": {"participation": 1.0, "cfl_ratio": 9.0},  # divided in every round
+    "clusters, feddyn": CLUSTERED,
+    "clusters, fedadam": CLUSTERED,
+}
 
 
 @lru_cache
@@ -57,14 +66,14 @@ def reference(algorithm):
     return middle, end, without_seconds(first) + last
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", RUNS)
 def test_any_number_of_lanes(algorithm):
     _, end, records = reference(algorithm)
     for lanes in (2, 4):
         assert end_of(simulator_for(algorithm, lanes)) == (end, records)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", RUNS)
 def test_continued_from_its_state(algorithm):
     middle, end, records = reference(algorithm)
     simulator = simulator_for(algorithm)
@@ -74,7 +83,7 @@ def test_continued_from_its_state(algorithm):
     assert end_of(simulator) == (end, records[2:])
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", RUNS)
 def test_a_round_that_is_stopped_leaves_no_trace(algorithm):
     middle, end, records = reference(algorithm)
     simulator = simulator_for(algorithm)
@@ -84,7 +93,7 @@ def test_a_round_that_is_stopped_leaves_no_trace(algorithm):
         begin(client)
         if client.round == 3:
             begun.append(client.id)
-            if len(begun) == 3:  # two of four have trained
+            if len(begun) == 3:  # two of four, or more, have trained
                 simulator.stop.set()
 
     simulator.algorithm.begin = stopping

@@ -125,7 +125,16 @@ def client_scores(
     compare(run, tensors)
 
 
-CASES = {f.__name__: f for f in (weighted_sum, sgd_step, fused_ffn, index_losses,
+def dropout_mask(rows: int, columns: int, first: int = 0) -> None:
+    seed = torch.tensor([5])
+    got, want = (
+        ops.dropout_mask(rows, columns, 6554, seed, first=first, backend=b)
+        for b in ("triton", "torch")
+    )
+    assert torch.equal(got, want)
+
+
+CASES = {f.__name__: f for f in (dropout_mask, weighted_sum, sgd_step, fused_ffn, index_losses,
                                  projection_orthogonality, client_scores)}  # fmt: skip
 
 

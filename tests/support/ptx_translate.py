@@ -79,7 +79,7 @@ class Translation:
         elif text.startswith(("0f", "0d")):
             bits = int(text[2:], 16)
         else:
-            bits = int(text, 0)
+            bits = int(text.removesuffix("U"), 0)
         if kind is np.bool_:
             return np.full(self.threads, bits != 0)
         size = np.dtype(kind).itemsize

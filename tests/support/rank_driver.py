@@ -38,6 +38,10 @@ OWN_INDEX = {"improve": ALL, "index_hidden": 8, "index_epochs": 2, "index_dropou
 CASES: dict[str, dict] = {
     **{name: {"algorithm": name, "improve": ALL} for name in ALGORITHMS},
     "fedbn": {"algorithm": "fedbn", "improve": ALL, "model": "resnet8"},
+    "cfl": {"algorithm": "cfl", "cfl_ratio": 9.0, "participation": 1.0},
+    "clusters": {"algorithm": "scaffold", "improve": ("clustering", "aggregation")},
+    "clusters, norms at home": {"algorithm": "fedbn", "improve": ("clustering",)}
+    | {"model": "resnet8", "clusters": 3},
     "power of choice": {"sampling": "power-of-choice"},
     "clustered by size": {"sampling": "clustered-size"},
     "clustered by similarity": {"sampling": "clustered-similarity", "rounds": 4},
@@ -70,6 +74,8 @@ CONTINUED = (
     "moon",
     "fedavgm",
     "fedbn",
+    "clusters",
+    "cfl",
     "diverse, sketched",
     "index of local models",
     "a module as others write it",

@@ -71,6 +71,16 @@ def contradictions(config: Values, flags: Values) -> set[str]:
         out |= {"index_part"}
     if index in LABELS_ALONE and "local" in improve:
         out |= {"improve", "index"}
+    if "clustering" in improve and (
+        config["algorithm"] in ("ifca", "cfl") or config["sampling"] != "uniform"
+    ):
+        out |= {"algorithm", "sampling"}
+    matching = ("dsa-ign", "feature-average", "centred-average", *LABELS_ALONE[:2])
+    if config["hold_out_clients"] and "clustering" in improve and index not in matching:
+        out |= {"hold_out_clients"}
+    by_one_model = ("power-of-choice", "clustered-similarity", "divfl")
+    if config["algorithm"] in ("ifca", "cfl") and config["sampling"] in by_one_model:
+        out |= {"sampling"}
     share = config["participation"] != FIELDS["participation"].default or "participation" in flags
     if config["cohort"] and share:
         out |= {"cohort"}

@@ -64,6 +64,16 @@ class Slow:
     controls: dict = field(default_factory=dict)  # client -> its c_i
     moments: tuple | None = None  # m and v of the server's optimiser
     norms: dict = field(default_factory=dict)  # client -> its batch norm, by name
+    members: list | None = None  # the clients that share the model; None: all
+    everyone: list | None = None  # the cohorts that steer, where `cohorts` are a cluster's alone
+
+    @property
+    def own_sizes(self):
+        return self.sizes if self.members is None else self.sizes[self.members]
+
+    @property
+    def steering(self):
+        return self.cohorts if self.everyone is None else self.everyone
 
     @property
     def sizes(self):
@@ -104,9 +114,9 @@ def parameters_in(module):
     return sum(p.numel() for p in module.parameters())
 
 
-def one_round(slow, t):
+def one_round(slow, t, cohort=None):
     config, old = slow.config, slow.model
-    cohort = choose(slow, t)
+    cohort = cohort or choose(slow, t)
     slow.cohorts.append(cohort)
     if config.algorithm == "fediir":
         refresh_mean_gradient(slow, cohort)
@@ -137,7 +147,7 @@ def one_round(slow, t):
                 v.copy_(config.server_momentum * v + (before - new))
                 new.copy_(before - v)
             if config.algorithm == "feddyn":
-                new.add_(sum(h[number] for h in slow.h.values()) / len(slow.sizes))
+                new.add_(sum(h[number] for h in slow.h.values()) / len(slow.own_sizes))
 
 
 def steps_of(slow, i):
@@ -159,7 +169,7 @@ def renew_controls(slow, cohort, trained):
         pairs = zip(old, c, both(slow.model, model), strict=True)
         slow.controls[i] = [(a - b + (w - theta) / far).detach() for a, b, (w, theta) in pairs]
     everybody = zip(*slow.controls.values(), strict=True)
-    slow.control = [sum(parts) / len(slow.sizes) for parts in everybody]
+    slow.control = [sum(parts) / len(slow.own_sizes) for parts in everybody]
 
 
 def normalise_steps(slow, old, cohort, trained, p):
@@ -258,7 +268,7 @@ def cohort_weights(slow, t):
     prior = np.ones(len(cohort)) if alike else slow.sizes[cohort]
     if "aggregation" in config.improve:
         history = sum(
-            config.gamma ** (t - r) * similarity_to(slow, slow.cohorts[r - 1])[cohort]
+            config.gamma ** (t - r) * similarity_to(slow, slow.steering[r - 1])[cohort]
             for r in range(1, t + 1)
         )
         prior = prior * np.exp(history / config.lambda1)
@@ -308,7 +318,7 @@ def train_client(slow, t, i):
 
 
 def own_alpha(slow, i):
-    return slow.config.feddyn_alpha * slow.sizes.mean() / slow.sizes[i]
+    return slow.config.feddyn_alpha * slow.own_sizes.mean() / slow.sizes[i]
 
 
 def local_loss(slow, model, i, x, y):

@@ -1,0 +1,1 @@
+"""Several global models, each for some of the clients."""
