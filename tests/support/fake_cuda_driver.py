@@ -92,6 +92,8 @@ CASES = {
     "resnet8": partial(run, model="resnet8", augment="crop-flip", **QUICK),
     "lstm": partial(run, model="lstm", text=True, **QUICK),
     "stacked": partial(run, model="linear", participation=1.0),
+    "stacked cnn": partial(run, model="cnn", participation=1.0),
+    "stacked resnet8": partial(run, model="resnet8", norm="batch", participation=1.0),
     "case i and ii": partial(run, improve=("sampling", "aggregation")),
     "case iii": partial(run, improve=("local",)),
     "cases i to iii": partial(run, improve=("sampling", "aggregation", "local"), model="cnn"),

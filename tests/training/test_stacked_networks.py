@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib
 
 import numpy as np
 import pytest
@@ -200,6 +201,14 @@ class OfSamples(nn.Module):
 def test_what_cannot_be_stacked_is_refused_with_the_reason(change, why):
     with pytest.raises(CannotStack, match=why):
         work_of(OfSamples(change), filled(2, 8))
+
+
+def test_the_proof_does_not_need_the_native_operators(monkeypatch):
+    cnn = build_model("cnn", classes=10, input_shape=(16, 16, 3), seed=0)
+    plain = work_of(cnn, filled(2, 3, 16, 16))
+    pool = importlib.import_module("c2v_sim.ops.max_pool")
+    monkeypatch.setattr(pool._operator, "choose", lambda *_: "torch")  # as on a GPU
+    assert work_of(cnn, filled(2, 3, 16, 16)) == plain
 
 
 def test_on_a_cpu_convolutions_are_stacked_only_where_that_is_wanted():
