@@ -39,26 +39,24 @@ wheel: $(VENV)/.test-installed
 SECONDS ?= 60
 fuzz: $(VENV)/.test-installed
 	$(BIN)/pip install -q "atheris>=3"
-	$(BIN)/pytest tests/test_command_line.py --hypothesis-profile long
+	$(BIN)/pytest tests/test_command_line.py tests/ops/test_ptx_kernels.py --hypothesis-profile long
 	rm -rf build/files && mkdir -p build/files
 	PYTHONPATH=tests/support $(BIN)/python -P tests/support/file_net.py build/files
 	PYTHONPATH=tests/support $(BIN)/python -P tests/support/fuzz_readers.py $(SECONDS)
 
 # The oldest versions of all dependencies that pyproject.toml allows, in an environment of its own.
 OLDEST := .venv-oldest
+TRIED  := report tensorboard huggingface mlflow wandb
 QUICK = tests/system tests/data/test_partition.py tests/data/test_image_folders.py \
 	tests/run/test_checkpoint.py tests/index/test_client_index.py tests/models/test_pretrained.py \
 	tests/run/trackers/test_tensorboard.py tests/run/test_resume.py tests/report/test_report.py
 oldest:
 	$(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/pip install $(TORCH) ninja "setuptools>=77" wheel packaging
-	$(PYTHON) tests/support/oldest_versions.py report tensorboard > $(OLDEST)/pins.txt
+	$(PYTHON) tests/support/oldest_versions.py $(TRIED) > $(OLDEST)/pins.txt
 	$(OLDEST)/bin/pip install -r $(OLDEST)/pins.txt hypothesis==6.100 pytest==8.0
 	$(OLDEST)/bin/pip install --no-build-isolation --no-deps -e .
-	$(OLDEST)/bin/pytest $(QUICK) $(ARGS)
-	$(PYTHON) tests/support/oldest_versions.py --alone huggingface mlflow wandb > $(OLDEST)/more.txt
-	$(OLDEST)/bin/pip install -r $(OLDEST)/more.txt
-	$(OLDEST)/bin/pytest tests/run/trackers tests/data/test_huggingface.py $(ARGS)
+	$(OLDEST)/bin/pytest $(QUICK) tests/run/trackers tests/data/test_huggingface.py $(ARGS)
 
 # The newest torch of the index (gigabytes: a CUDA build), in an environment of its own, and the
 # package from its sdist, so that the checkout keeps its native operators. With an nvcc of torch's

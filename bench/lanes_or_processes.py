@@ -6,7 +6,7 @@ Both kinds run the same function on the same shared rows: W workers of one intra
 clients from one queue, largest first, train each in its row [P] of a shared arena, and a round
 ends when all rows are written. Threads share the interpreter lock; processes are spawned once,
 and only the numbers of the clients travel. Times of a round alternate, ratios are medians over
-rounds. Stacking (c2v_sim/training/stacked.py) is left out: it covers linear and small MLP models.
+rounds. Stacking (c2v_sim/training/stacked) is left out: it covers linear and small MLP models.
 """
 
 import argparse
@@ -45,9 +45,10 @@ class Worker:
 
     def __init__(self, model: nn.Module) -> None:
         self.module = copy.deepcopy(model).train()
-        self.slots = layout_of(model).parameters
+        layout = layout_of(model)
+        self.slots = layout.parameters
         self.parameters = list(self.module.parameters())
-        self.gradients = torch.zeros(self.slots[-1].end)
+        self.gradients = torch.zeros(layout.trainable)
         for parameter, slot in zip(self.parameters, self.slots, strict=True):
             parameter.grad = slot.view(self.gradients)
 
@@ -70,7 +71,7 @@ class Shared:
         self.samples, self.batch_size = data.partition.train, case.batch_size
         scale = (dataset.mean, dataset.std, torch.device("cpu"))
         self.data = ResidentData(dataset.x_train, dataset.y_train, *scale)
-        size = layout_of(self.model).parameters[-1].end
+        size = layout_of(self.model).trainable
         self.start = torch.zeros(size).share_memory_()
         self.rows = torch.zeros(case.cohort, size).share_memory_()  # [K, P]
         for slot, parameter in zip(

@@ -2,9 +2,10 @@
 
 Prints the machine, torch and its threads, a table operator × backend for the tensors of this
 machine's device, how cohorts of some models are trained and why, and what the deterministic mode of
-a run costs. `--measure` adds the two limits
-that kernels are judged by: memory bandwidth (a STREAM-like triad) and float32 matrix
-multiplication.
+a run costs. `--measure` adds the two limits that kernels are judged by: memory bandwidth (a
+STREAM-like triad) and float32 matrix multiplication. `--gpu-check` compares every operator and
+every way of training on the GPU with one another (gpu_check/), writes a file, and says in one
+sentence what to report; without a GPU it does what a CPU can.
 """
 
 import argparse
@@ -13,9 +14,8 @@ import platform
 import statistics
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,9 @@ import torch.nn.functional as F
 import c2v_sim.ops  # noqa: F401  (imports every operator, which lists itself)
 from c2v_sim.algorithms import Algorithm
 from c2v_sim.config import RunConfig
+from c2v_sim.gpu_check.checks import all_checks
+from c2v_sim.gpu_check.limits import measure, seconds
+from c2v_sim.gpu_check.outcomes import FAILED, Outcome, run_all, what_to_report, write_report
 from c2v_sim.models import build_model
 from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
 from c2v_sim.simulator.build import local_training
@@ -101,7 +104,7 @@ def table(rows: dict[str, dict[str, str | None]], taken: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def training_paths(cohort: int = 10) -> dict[str, str]:
+def training_paths(device: torch.device, cohort: int = 10) -> dict[str, str]:
     """How FedAvg trains cohorts of some models for 32×32 images: stacked or not, and why."""
     local, x = local_training(RunConfig()), torch.zeros(2, 3, 32, 32)
     models = {
@@ -109,30 +112,9 @@ def training_paths(cohort: int = 10) -> dict[str, str]:
         for name in ("linear", "mlp", "cnn")
     }
     return {
-        name: str(choose_path(model, x, local, Algorithm(), cohort))
+        name: str(choose_path(model, x, local, Algorithm(), cohort, "auto", device))
         for name, model in models.items()
     }
-
-
-def measure(device: torch.device, elements: int = 2**25, size: int = 2048) -> dict[str, float]:
-    """Bytes/s of a triad over `elements` floats, flop/s of a size³ product; best of ten."""
-
-    a, b, c = (torch.ones(elements, device=device) for _ in range(3))
-    x, y = (torch.ones(size, size, device=device) for _ in range(2))
-    triad, product = (
-        min(_seconds(work, device) for _ in range(10))
-        for work in (lambda: torch.add(b, c, alpha=2.0, out=a), lambda: x @ y)
-    )
-    return {"bandwidth": 3 * 4 * elements / triad, "sgemm": 2 * size**3 / product}
-
-
-def _seconds(work: Callable[[], object], device: torch.device) -> float:
-    """How long `work` takes, until the device is done."""
-    start = time.perf_counter()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter() - start
 
 
 def deterministic_cost(
@@ -149,7 +131,7 @@ def deterministic_cost(
 
     def step_seconds(on: bool) -> float:
         with deterministic(on, device):
-            return _seconds(lambda: F.cross_entropy(model(x), y).backward(), device)
+            return seconds(lambda: F.cross_entropy(model(x), y).backward(), device)
 
     with intra_op_threads(1):
         step_seconds(True), step_seconds(False)  # warm up
@@ -162,8 +144,31 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m c2v_sim.doctor", description=__doc__)
     parser.add_argument("--measure", action="store_true", help="measure bandwidth and sgemm")
+    parser.add_argument("--gpu-check", action="store_true", help="check everything on the GPU")
+    parser.add_argument(
+        "--output", type=Path, default=Path("c2v_sim-gpu-check.json"), help="where its facts go"
+    )
     options = parser.parse_args(arguments)
+    if options.gpu_check:
+        return check_gpu(options.output)
     return printed(lambda: show(options.measure), "there is nothing else that it leaves")
+
+
+def check_gpu(path: Path) -> int:
+    """Run all checks, write `path`; the exit code, 1 where a check failed."""
+    device = choose_device("auto")
+    outcomes: list[Outcome] = []
+
+    def tell() -> None:
+        for outcome in run_all(all_checks(device)):
+            outcomes.append(outcome)
+            print(f"{outcome} ({outcome.seconds:.1f} s)", flush=True)
+        write_report(path, machine(device), outcomes)
+        gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        print(f"\n{what_to_report(path, outcomes, gpu)}")
+
+    code = printed(tell, f"{path} has what was found, if it is there")
+    return code or int(any(outcome.status == FAILED for outcome in outcomes))
 
 
 def show(measured: bool) -> None:
@@ -177,7 +182,7 @@ def show(measured: bool) -> None:
     print(
         "\nhow a cohort of 10 clients is trained (a run says it of its own model, simulator.path)"
     )
-    for name, path in training_paths().items():
+    for name, path in training_paths(device).items():
         print(f"  {name:<8}{path}")
     low, median, high = (f"{100 * (ratio - 1):+.0f} %" for ratio in deterministic_cost(device))
     print(f"\n--deterministic (the default) costs {median} of a training step of the cnn")

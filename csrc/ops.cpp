@@ -27,5 +27,8 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
       "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "
       "Tensor? linear, Tensor? anchor, bool clip, bool zero_grads) -> ()");
+  m.def("short_attention(Tensor qkv, int heads) -> Tensor");
+  m.def("short_attention_backward(Tensor grad_y, Tensor qkv, int heads) -> Tensor");
   m.def("weighted_sum(Tensor arena, Tensor weights, Tensor(a!) out) -> ()");
+  m.def("weighted_sum_add(Tensor row, float weight, Tensor(a!) out) -> ()");
 }

@@ -15,8 +15,12 @@ from torch import Tensor
 
 MAX_CHANNELS = 64  # beyond it the block of all channels no longer fits the registers
 UNITS = 32
-# (tokens of a block at up to 32 channels, warps): the largest that spill no registers.
+# (most tokens of a block at up to 32 channels, warps): the largest that spill no registers.
 FORWARD, GRAD_X, GRAD_WEIGHTS = (64, 4), (32, 4), (32, 8)
+FEWEST_TOKENS = 16  # that tl.dot takes
+PROGRAMS = (
+    216  # a grid has so many where the tokens suffice: two for each multiprocessor of an A100
+)
 SLICE_TOKENS, MAX_SLICES = 512, 16
 
 
@@ -162,10 +166,18 @@ def _numbers(tokens: int, units: int, channels: int, dropout: float) -> tuple:
     return tokens, units, channels, threshold, scale
 
 
-def _constants(shape: tuple[int, int], channels: int, drop: bool) -> dict:
+def _constants(most_tokens: int, channels: int, drop: bool) -> dict:
     block = max(16, triton.next_power_of_2(channels))
-    tokens = shape[0] if block <= 32 else shape[0] // 2
+    tokens = most_tokens if block <= 32 else FEWEST_TOKENS
     return {"DROP": drop, "TOKENS": tokens, "UNITS": UNITS, "CHANNELS": block}
+
+
+def _block_tokens(most: int, tokens: int) -> int:
+    """Tokens of a block: a smaller block where the grid would leave multiprocessors idle. It
+    depends on the number of tokens alone, so that the bits do not depend on the device."""
+    while most > FEWEST_TOKENS and triton.cdiv(tokens, most) < PROGRAMS:
+        most //= 2
+    return most
 
 
 def _on_device(t: Tensor) -> contextlib.AbstractContextManager:
@@ -181,7 +193,7 @@ def fused_ffn(
     tokens, _, channels, threshold, _ = numbers
     y = x.new_empty(tokens, channels)
     if tokens > 0:
-        constants = _constants(FORWARD, channels, threshold > 0)
+        constants = _constants(_block_tokens(FORWARD[0], tokens), channels, threshold > 0)
         grid = (triton.cdiv(tokens, constants["TOKENS"]),)
         with _on_device(x):
             _forward_kernel[grid](*inputs, seed, y, *numbers, **constants, num_warps=FORWARD[1])
@@ -207,12 +219,12 @@ def fused_ffn_backward(
     grad_x = x.new_empty(tokens if need_x else 0, channels)
     parts = [x.new_empty(slices, *t.shape) for t in (w1, b1, w2)]
     if need_x and tokens > 0:
-        constants = _constants(GRAD_X, channels, threshold > 0)
+        constants = _constants(_block_tokens(GRAD_X[0], tokens), channels, threshold > 0)
         grid = (triton.cdiv(tokens, constants["TOKENS"]),)
         with _on_device(x):
             _grad_x_kernel[grid](*inputs, seed, grad_x, *numbers, **constants, num_warps=GRAD_X[1])
     if tokens > 0:
-        constants = _constants(GRAD_WEIGHTS, channels, threshold > 0)
+        constants = _constants(GRAD_WEIGHTS[0], channels, threshold > 0)
         block = constants["TOKENS"]
         slice_tokens = triton.cdiv(triton.cdiv(tokens, slices), block) * block
         with _on_device(x):
@@ -231,11 +243,15 @@ _POINTERS = dict.fromkeys(("x", "w1", "b1", "w2"), "*fp32") | {"seed": "*i64"}
 _NUMBERS = {"tokens": "i32", "units": "i32", "channels": "i32", "threshold": "i32", "scale": "fp32"}
 _GRADS = dict.fromkeys(("grad_w1", "grad_b1", "grad_w2"), "*fp32")
 AOT = [
-    (kernel, _POINTERS | types | _NUMBERS, _constants(shape, channels, drop), shape[1])
+    (kernel, _POINTERS | types | _NUMBERS, _constants(tokens, channels, drop), shape[1])
     for kernel, shape, types in (
         (_forward_kernel, FORWARD, {"b2": "*fp32", "y": "*fp32"}),
         (_grad_x_kernel, GRAD_X, {"grad_y": "*fp32", "grad_x": "*fp32"}),
         (_grad_weights_kernel, GRAD_WEIGHTS, {"grad_y": "*fp32", "slice_tokens": "i32"} | _GRADS),
     )
-    for drop, channels in ((True, 32), (False, MAX_CHANNELS))
+    for tokens, drop, channels in (
+        (shape[0], True, 32),
+        (FEWEST_TOKENS, True, 32),
+        (FEWEST_TOKENS, False, MAX_CHANNELS),
+    )
 ]

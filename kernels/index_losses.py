@@ -1,15 +1,21 @@
-"""index_losses: tiles of cosines live in registers only; each program owns the rows it writes.
+"""index_losses: products by the library of the device, and one pass over them a row a program.
 
     sums      [N]    sum_k |cos(a_j, b_k)|  or  sum_{k≠j} exp cos(a_j, b_k)
-    gradient  [N, D] of sums of those for a, formed from the same tiles once more
+    gradient  [N, D] of sums of those for a: what a product is weighed by takes its place, and the
+                     weights times b are one more product of matrices
 
 Cosines are products of unit rows times min(1, |a||b| / 1e-8); where that factor is below 1 the
 cosine is linear in a, so that pair takes no part in the projection onto the sphere.
-projection_orthogonality uses the same kernels, also for products of rows as they are: with lengths
-1, and no projection (NORMALISED=False).
+
+A batch's own products are a small matrix, and few programs would make them: the library cuts them
+better. Of those with a large index some columns are made at a time, and added in their order.
+projection_orthogonality uses the same, also for rows as they are (NORMALISED=False).
 """
 
 # ruff: noqa: E741  (l is the specification's name)
+
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -18,9 +24,9 @@ from torch import Tensor
 
 ABSOLUTE, EXPONENTIAL = 0, 1
 SIM, ORTH, DIV = 1, 2, 4  # bits of `terms`, as in c2v_sim/ops/index_losses.py
-ROWS = 16  # rows of a program that goes through rows one by one
-TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16}
-GRADIENT_TILE = {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 16, "BLOCK_D": 128}
+MANY, TOGETHER = 864, 4  # from so many rows on a program takes some together, else one
+COLUMNS = 1024  # of the products that a program reads at once
+PRODUCTS = 1 << 22  # held at once, 16 MB: they stay in the second-level cache of an A100
 SMALLEST = tl.constexpr(1e-8)
 
 
@@ -40,9 +46,10 @@ def _lengths_kernel(x, norm, inverse, size, dim, ROWS: tl.constexpr, BLOCK: tl.c
     for k in range(0, dim, BLOCK):
         part = _load_rows(x, ones, rows, size, k + tl.arange(0, BLOCK), dim)
         squares += tl.sum(part * part, 1)
-    length = tl.sqrt(squares)
+    # Rounded properly: a GPU's quick root and quotient would be the error of the whole operator.
+    length = tl.sqrt_rn(squares)
     # An infinite length would turn finite elements into silent zeros: let it be NaN.
-    one_over = tl.where(length == float("inf"), float("nan"), 1.0 / length)
+    one_over = tl.where(length == float("inf"), float("nan"), tl.div_rn(ones, length))
     tl.store(norm + rows, length, mask=rows < size)
     tl.store(inverse + rows, tl.where(length == 0.0, 0.0, one_over), mask=rows < size)
 
@@ -81,138 +88,149 @@ def _similarity_kernel(
 
 
 @triton.jit
-def _unit_products(
-    a, b, rows_a, rows_b, scale_a, scale_b, size_a, size_b, dim,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """[M, N] products of unit rows; a zero for rows outside."""
-    products = tl.zeros([BLOCK_M, BLOCK_N], dtype=tl.float32)
-    for k in range(0, dim, BLOCK_K):
-        columns = k + tl.arange(0, BLOCK_K)
-        left = _load_rows(a, scale_a, rows_a, size_a, columns, dim)
-        right = _load_rows(b, scale_b, rows_b, size_b, columns, dim)
-        products = tl.dot(left, tl.trans(right), products, input_precision="ieee")
-    return products
+def _tile_of(products, norm_a, norm_b, row, columns, size, NORMALISED: tl.constexpr):
+    """A row's products at `columns`, what a short pair is multiplied by, and which are short."""
+    inside = columns < size
+    product = tl.load(products + row * size + columns, mask=inside, other=0.0)
+    factor = tl.full(columns.shape, 1.0, tl.float32)
+    if NORMALISED:
+        norms = tl.load(norm_a + row) * tl.load(norm_b + columns, mask=inside, other=0.0)
+        factor = tl.where(norms < SMALLEST, norms / SMALLEST, 1.0)
+    return product, factor, inside
 
 
 @triton.jit
 def _sums_kernel(
-    a, b, norm_a, inverse_a, norm_b, inverse_b, sums, size_a, size_b, dim,
-    KIND: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    products, norm_a, norm_b, sums, size, first,
+    KIND: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    scale_a = tl.load(inverse_a + rows, mask=rows < size_a, other=0.0)
-    length_a = tl.load(norm_a + rows, mask=rows < size_a, other=0.0)
-    total = tl.zeros([BLOCK_M], dtype=tl.float32)
-    for n in range(0, size_b, BLOCK_N):
-        others = n + tl.arange(0, BLOCK_N)
-        scale_b = tl.load(inverse_b + others, mask=others < size_b, other=0.0)
-        norms = length_a[:, None] * tl.load(norm_b + others, mask=others < size_b, other=0.0)[None]
-        cosine = _unit_products(
-            a, b, rows, others, scale_a, scale_b, size_a, size_b, dim, BLOCK_M, BLOCK_N, BLOCK_K
-        ) * tl.where(norms < SMALLEST, norms / SMALLEST, 1.0)
+    row = tl.program_id(0).to(tl.int64)
+    total = tl.zeros([BLOCK], dtype=tl.float32)
+    for begin in range(0, size, BLOCK):
+        columns = begin + tl.arange(0, BLOCK)
+        product, factor, inside = _tile_of(
+            products, norm_a, norm_b, row, columns, size, NORMALISED
+        )  # fmt: skip
         if KIND == 0:
-            value = tl.abs(cosine)
+            total += tl.abs(product * factor)
         else:
-            pair = (others < size_b)[None, :] & (rows[:, None] != others[None, :])
-            value = tl.where(pair, tl.exp(cosine), 0.0)
-        total += tl.sum(value, 1)
-    tl.store(sums + rows, total, mask=rows < size_a)
+            pair = inside & (first + columns != row)
+            total += tl.where(pair, tl.exp(product * factor), 0.0)
+    tl.store(sums + row, tl.load(sums + row) + tl.sum(total, 0))
 
 
 @triton.jit
-def _gradient_kernel(
-    a, b, norm_a, inverse_a, norm_b, inverse_b, sums, grad, size_a, size_b, dim, scale,
-    KIND: tl.constexpr, NORMALISED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_D: tl.constexpr,
+def _weights_kernel(
+    products, norm_a, norm_b, sums, sums_b, along, size, first, scale,
+    KIND: tl.constexpr, NORMALISED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    columns = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    scale_a = tl.full([BLOCK_M], 1.0, tl.float32)
-    scale_b = tl.full([BLOCK_N], 1.0, tl.float32)
-    if NORMALISED:
-        scale_a = tl.load(inverse_a + rows, mask=rows < size_a, other=0.0)
-        length_a = tl.load(norm_a + rows, mask=rows < size_a, other=0.0)
-    g = tl.zeros([BLOCK_M, BLOCK_D], dtype=tl.float32)
-    along = tl.zeros([BLOCK_M], dtype=tl.float32)
-    if KIND == 1:
-        share_a = 1.0 / tl.load(sums + rows, mask=rows < size_a, other=1.0)
-    for n in range(0, size_b, BLOCK_N):
-        others = n + tl.arange(0, BLOCK_N)
-        if NORMALISED:
-            scale_b = tl.load(inverse_b + others, mask=others < size_b, other=0.0)
-        cosine = _unit_products(
-            a, b, rows, others, scale_a, scale_b, size_a, size_b, dim, BLOCK_M, BLOCK_N, BLOCK_K
-        )
-        factor = 1.0
-        if NORMALISED:
-            length_b = tl.load(norm_b + others, mask=others < size_b, other=0.0)
-            norms = length_a[:, None] * length_b[None, :]
-            factor = tl.where(norms < SMALLEST, norms / SMALLEST, 1.0)
+    row = tl.program_id(0).to(tl.int64)
+    absolute = tl.zeros([BLOCK], dtype=tl.float32)
+    lengthwise = tl.zeros([BLOCK], dtype=tl.float32)
+    for begin in range(0, size, BLOCK):
+        columns = begin + tl.arange(0, BLOCK)
+        product, factor, inside = _tile_of(
+            products, norm_a, norm_b, row, columns, size, NORMALISED
+        )  # fmt: skip
         if KIND == 0:
-            weight = tl.where(cosine > 0.0, 1.0, tl.where(cosine < 0.0, -1.0, cosine))
+            weight = tl.where(product > 0.0, 1.0, tl.where(product < 0.0, -1.0, product))
+            absolute += tl.abs(product * factor)
         else:
-            share_b = 1.0 / tl.load(sums + others, mask=others < size_b, other=1.0)
-            pair = (others < size_b)[None, :] & (rows[:, None] != others[None, :])
-            weight = tl.exp(cosine * factor) * (share_a[:, None] + share_b[None, :])
-            weight = tl.where(pair, weight, 0.0)
-        if NORMALISED:
-            along += tl.sum(tl.where(norms < SMALLEST, 0.0, weight * cosine), 1)
-        right = _load_rows(b, scale_b, others, size_b, columns, dim)
-        g = tl.dot(weight * factor, right, g, input_precision="ieee")
+            share = 1.0 / tl.load(sums + row) + 1.0 / tl.load(sums_b + columns, inside, other=1.0)
+            pair = inside & (first + columns != row)
+            weight = tl.where(pair, tl.exp(product * factor) * share, 0.0)
+        weight *= scale
+        lengthwise += tl.where(factor < 1.0, 0.0, weight * product)
+        tl.store(products + row * size + columns, weight * factor, mask=inside)
+    if KIND == 0:
+        tl.store(sums + row, tl.load(sums + row) + tl.sum(absolute, 0))
     if NORMALISED:
-        g -= _load_rows(a, scale_a, rows, size_a, columns, dim) * along[:, None]
-    of_a = scale * scale_a[:, None] * g
-    at = rows.to(tl.int64)[:, None] * dim + columns[None, :]
-    tl.store(grad + at, of_a, mask=(rows < size_a)[:, None] & (columns < dim)[None, :])
+        tl.store(along + row, tl.load(along + row) + tl.sum(lengthwise, 0))
+
+
+def _rows_of_a_program(size: int) -> int:
+    """A batch of 128 rows is 128 programs: one for each multiprocessor of an A100, and more."""
+    return TOGETHER if size >= MANY else 1
 
 
 def lengths(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] contiguous -> [N], [N]
     """The rows' lengths and what they are scaled by: 1/length, 0 for a zero row."""
     size, dim = x.shape
     norm, inverse = (x.new_empty(size, dtype=torch.float32) for _ in range(2))
-    _lengths_kernel[(triton.cdiv(size, ROWS),)](
-        x, norm, inverse, size, dim, ROWS=ROWS, BLOCK=128, num_warps=4
+    rows = _rows_of_a_program(size)
+    _lengths_kernel[(triton.cdiv(size, rows),)](
+        x, norm, inverse, size, dim, ROWS=rows, BLOCK=512, num_warps=4
     )
     return norm, inverse
 
 
-def as_they_are(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] -> [N], [N]
-    """In place of lengths() for rows that are not to be scaled."""
-    ones = x.new_ones(len(x), dtype=torch.float32)
-    return ones, ones
+@dataclass(frozen=True)
+class Rows:
+    """Rows as they enter products, float32 [N, D], and what made them so."""
+
+    unit: Tensor  # scaled to length 1, or as they are
+    norm: Tensor  # [N], their lengths before that
+    inverse: Tensor  # [N], what they were multiplied by
+    normalised: bool
 
 
-def pair_sums(a: Tensor, b: Tensor, of_a: tuple, of_b: tuple, kind: int) -> Tensor:  # -> [N]
-    """Sums over the rows of b for each row of a; of_a and of_b are their lengths()."""
-    sums = a.new_empty(len(a), dtype=torch.float32)
-    _sums_kernel[(triton.cdiv(len(a), TILE["BLOCK_M"]),)](
-        a, b, *of_a, *of_b, sums, len(a), len(b), a.shape[1], KIND=kind, num_warps=4, **TILE
-    )
+def unit_rows(x: Tensor) -> Rows:  # [N, D] contiguous
+    norm, inverse = lengths(x)
+    return Rows(x.to(torch.float32) * inverse[:, None], norm, inverse, normalised=True)
+
+
+def as_they_are(x: Tensor) -> Rows:  # [N, D]
+    rows = x.to(torch.float32)
+    return Rows(rows, rows, rows, normalised=False)  # lengths that no kernel reads
+
+
+def _chunks(a: Rows, b: Rows) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
+    """Columns of the products of a and b, at most PRODUCTS elements at a time: the first, the rows
+    of b and their lengths, the products [N, C]."""
+    columns = max(1, PRODUCTS // len(a.unit))
+    for first in range(0, len(b.unit), columns):
+        rows = b.unit[first : first + columns]
+        yield first, rows, b.norm[first : first + columns], a.unit @ rows.T
+
+
+def pair_sums(a: Rows, b: Rows, kind: int) -> Tensor:  # -> [N]
+    """Sums over the rows of b for each row of a."""
+    sums = a.unit.new_zeros(len(a.unit))
+    for first, rows, norm, products in _chunks(a, b):
+        _sums_kernel[(len(sums),)](
+            products, a.norm, norm, sums, len(rows), first, KIND=kind,
+            NORMALISED=a.normalised, BLOCK=COLUMNS, num_warps=4,
+        )  # fmt: skip
     return sums
 
 
 def pair_gradient(
-    a: Tensor, b: Tensor, of_a: tuple, of_b: tuple, sums: Tensor, kind: int, scale: float,
-    *, normalised: bool = True,
-) -> Tensor:  # fmt: skip  # -> [N, D]
-    """scale × the gradient for a: of |cos|, or of log sum exp cos (`sums` are its sums)."""
-    grad = torch.empty_like(a, dtype=torch.float32)
-    tile = GRADIENT_TILE
-    grid = (triton.cdiv(len(a), tile["BLOCK_M"]), triton.cdiv(a.shape[1], tile["BLOCK_D"]))
-    _gradient_kernel[grid](
-        a, b, *of_a, *of_b, sums, grad, len(a), len(b), a.shape[1], scale, KIND=kind,
-        NORMALISED=normalised, num_warps=8, **tile,
-    )  # fmt: skip
-    return grad
+    a: Rows, b: Rows, kind: int, scale: float, sums: Tensor | None = None
+) -> tuple[Tensor, Tensor]:  # -> [N], [N, D]
+    """The sums, and scale × the gradient for a: of |cos|, or of log sum exp cos.
+
+    The latter needs the sums of all rows beforehand, the former makes them by the way.
+    """
+    sums = a.unit.new_zeros(len(a.unit)) if sums is None else sums
+    along, grad = torch.zeros_like(sums), torch.zeros_like(a.unit)
+    for first, rows, norm, products in _chunks(a, b):
+        _weights_kernel[(len(along),)](
+            products, a.norm, norm, sums, sums[first:], along, len(rows), first, scale, KIND=kind,
+            NORMALISED=a.normalised, BLOCK=COLUMNS, num_warps=4,
+        )  # fmt: skip
+        grad.addmm_(products, rows)
+    if a.normalised:  # what lies along the row does not turn it
+        grad.addcmul_(a.unit, along[:, None], value=-1.0).mul_(a.inverse[:, None])
+    return sums, grad
 
 
 def _similarity(z: Tensor, l: Tensor, of_z: tuple, of_l: tuple, with_grad: bool) -> list[Tensor]:
     size, dim = z.shape
     loss = z.new_empty(size, dtype=torch.float32)
     grads = [x.new_empty((size if with_grad else 0, dim), dtype=torch.float32) for x in (z, l)]
-    _similarity_kernel[(triton.cdiv(size, ROWS),)](
-        z, l, *of_z, *of_l, loss, *grads, size, dim, WITH_GRAD=with_grad, ROWS=ROWS, BLOCK=128,
+    rows = _rows_of_a_program(size)
+    _similarity_kernel[(triton.cdiv(size, rows),)](
+        z, l, *of_z, *of_l, loss, *grads, size, dim, WITH_GRAD=with_grad, ROWS=rows, BLOCK=512,
         num_warps=4,
     )  # fmt: skip
     return [loss.mean(), *grads]
@@ -230,59 +248,58 @@ def index_losses(
         return losses, *grads
     with torch.cuda.device_of(z):
         z, u, l = z.contiguous(), u.contiguous(), l.contiguous()
-        of_z, of_u, of_l = lengths(z), lengths(u), lengths(l)
         if terms & SIM:
+            of_z, of_l = lengths(z), lengths(l)
             losses[0], grads[0], grads[1] = _similarity(z, l, of_z, of_l, with_grad)
+        if terms & (ORTH | DIV):
+            unit_u = unit_rows(u)
         if terms & ORTH:
-            sums = pair_sums(z, u, of_z, of_u, ABSOLUTE)
-            losses[1] = sums.mean() / size
+            unit_z, scale = unit_rows(z), 1 / size**2
             if with_grad:
-                scale = 1 / size**2
-                grads[2] = pair_gradient(z, u, of_z, of_u, sums, ABSOLUTE, scale)
-                grads[3] = pair_gradient(u, z, of_u, of_z, sums, ABSOLUTE, scale)
+                sums, grads[2] = pair_gradient(unit_z, unit_u, ABSOLUTE, scale)
+                _, grads[3] = pair_gradient(unit_u, unit_z, ABSOLUTE, scale)
+            else:
+                sums = pair_sums(unit_z, unit_u, ABSOLUTE)
+            losses[1] = sums.mean() / size
         if terms & DIV and size > 1:
-            sums = pair_sums(u, u, of_u, of_u, EXPONENTIAL)
+            sums = pair_sums(unit_u, unit_u, EXPONENTIAL)
             losses[2] = sums.log().mean()
             if with_grad:
-                grads[4] = pair_gradient(u, u, of_u, of_u, sums, EXPONENTIAL, 1 / size)
+                _, grads[4] = pair_gradient(unit_u, unit_u, EXPONENTIAL, 1 / size, sums)
         elif terms & DIV and with_grad:
             grads[4] = torch.zeros_like(u, dtype=torch.float32)
     return losses, *grads
 
 
-_LENGTHS = {"norm_a": "*fp32", "inverse_a": "*fp32", "norm_b": "*fp32", "inverse_b": "*fp32"}
-_SIZES = {"size_a": "i32", "size_b": "i32", "dim": "i32"}
+_PAIRS = {"products": "*fp32", "norm_a": "*fp32", "norm_b": "*fp32", "sums": "*fp32", "size": "i32",
+          "first": "i32"}  # fmt: skip
 
 
-def aot_pairs(kind: int, storage: str, *, normalised: bool = True) -> list[tuple]:
+def aot_pairs(kind: int, *, normalised: bool = True) -> list[tuple]:
     """The two pair kernels for the ahead-of-time check: kernel, types, constants, warps."""
-    operands = {"a": storage, "b": storage, **_LENGTHS, "sums": "*fp32"}
-    return [
-        (_sums_kernel, {**operands, **_SIZES}, {"KIND": kind, **TILE}, 4),
-        (
-            _gradient_kernel,
-            {**operands, "grad": "*fp32", **_SIZES, "scale": "fp32"},
-            {"KIND": kind, "NORMALISED": normalised, **GRADIENT_TILE},
-            8,
-        ),
-    ]
+    constants = {"KIND": kind, "NORMALISED": normalised, "BLOCK": COLUMNS}
+    weights = {"sums_b": "*fp32", "along": "*fp32", "scale": "fp32"}
+    return [(_sums_kernel, _PAIRS, constants, 4), (_weights_kernel, _PAIRS | weights, constants, 4)]
 
 
 AOT = [
     (
         _lengths_kernel,
-        {"x": "*fp32", "norm": "*fp32", "inverse": "*fp32", "size": "i32", "dim": "i32"},
-        {"ROWS": ROWS, "BLOCK": 128},
+        {"x": storage, "norm": "*fp32", "inverse": "*fp32", "size": "i32", "dim": "i32"},
+        {"ROWS": rows, "BLOCK": 512},
         4,
-    ),
+    )
+    for storage, rows in (("*fp32", 1), ("*bf16", TOGETHER))
+]
+AOT += [
     (
         _similarity_kernel,
         {"z": "*fp32", "l": "*fp32", "norm_z": "*fp32", "inverse_z": "*fp32", "norm_l": "*fp32",
          "inverse_l": "*fp32", "loss": "*fp32", "grad_z": "*fp32", "grad_l": "*fp32",
          "size": "i32", "dim": "i32"},
-        {"WITH_GRAD": True, "ROWS": ROWS, "BLOCK": 128},
+        {"WITH_GRAD": True, "ROWS": 1, "BLOCK": 512},
         4,
     ),
-    *aot_pairs(ABSOLUTE, "*fp32"),
-    *aot_pairs(EXPONENTIAL, "*fp32"),
+    *aot_pairs(ABSOLUTE),
+    *aot_pairs(EXPONENTIAL),
 ]  # fmt: skip

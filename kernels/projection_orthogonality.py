@@ -1,4 +1,4 @@
-"""projection_orthogonality: the pair kernels of index_losses with the constant index as b."""
+"""projection_orthogonality: the pairs of index_losses with the constant index as b."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,9 @@ from c2v_sim.kernels.index_losses import (
     ABSOLUTE,
     aot_pairs,
     as_they_are,
-    lengths,
     pair_gradient,
     pair_sums,
+    unit_rows,
 )
 
 
@@ -22,21 +22,14 @@ def projection_orthogonality(
     if size == 0 or clients == 0:
         return z_p.new_zeros((), dtype=torch.float32), grad
     with torch.cuda.device_of(z_p):
-        z_p, index = z_p.contiguous(), index.contiguous()
-        scales = lengths if cosine else as_they_are
-        of_z, of_index = scales(z_p), scales(index)
-        sums = pair_sums(z_p, index, of_z, of_index, ABSOLUTE)
+        rows = unit_rows if cosine else as_they_are
+        a, b = rows(z_p.contiguous()), rows(index.contiguous())
         if with_grad:
-            scale = 1 / (size * clients)
-            grad = pair_gradient(
-                z_p, index, of_z, of_index, sums, ABSOLUTE, scale, normalised=cosine
-            )
+            sums, grad = pair_gradient(a, b, ABSOLUTE, 1 / (size * clients))
+        else:
+            sums = pair_sums(a, b, ABSOLUTE)
     return sums.mean() / clients, grad
 
 
-# float32 cosines are compiled under index_losses; here the rest, and the half storage that a large
-# index may have.
-AOT = [
-    *aot_pairs(ABSOLUTE, "*bf16"),
-    *(aot_pairs(ABSOLUTE, storage, normalised=False)[1] for storage in ("*fp32", "*bf16")),
-]
+# Cosines are compiled under index_losses.
+AOT = aot_pairs(ABSOLUTE, normalised=False)

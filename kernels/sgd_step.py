@@ -28,17 +28,17 @@ def _objective_gradient(
 
 @triton.jit
 def _sgd_step_norm_kernel(
-    params, grads, options, linear, anchor, partial, size,
-    params_stride, grads_stride, options_stride, linear_stride, anchor_stride,
+    parameters, grads, row_options, linear, anchor, partial, size,
+    parameters_stride, grads_stride, option_stride, linear_stride, anchor_stride,
     LINEAR: tl.constexpr, ANCHOR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     block, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
-    proximal = tl.load(options + row * options_stride + 3)
+    proximal = tl.load(row_options + row * option_stride + 3)
     p = tl.zeros([BLOCK], tl.float32)
     if ANCHOR:
-        p = tl.load(params + row * params_stride + columns, mask=inside, other=0.0)
+        p = tl.load(parameters + row * parameters_stride + columns, mask=inside, other=0.0)
     d = _objective_gradient(
         p, grads, linear, anchor, proximal, row * grads_stride + columns, columns, inside,
         linear_stride, anchor_stride, row, LINEAR, ANCHOR,
@@ -49,8 +49,8 @@ def _sgd_step_norm_kernel(
 
 @triton.jit
 def _sgd_step_kernel(
-    params, grads, buffer, options, linear, anchor, squared_norm, size,
-    params_stride, grads_stride, buffer_stride, options_stride, linear_stride, anchor_stride,
+    parameters, grads, buffer, row_options, linear, anchor, squared_norm, size,
+    parameters_stride, grads_stride, buffer_stride, option_stride, linear_stride, anchor_stride,
     BUFFER: tl.constexpr, LINEAR: tl.constexpr, ANCHOR: tl.constexpr, CLIP: tl.constexpr,
     ZERO: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -58,10 +58,10 @@ def _sgd_step_kernel(
     block, row = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     inside = columns < size
-    option = options + row * options_stride
+    option = row_options + row * option_stride
     lr, weight_decay, momentum = tl.load(option), tl.load(option + 1), tl.load(option + 2)
     proximal = tl.load(option + 3)
-    p_at, g_at = params + row * params_stride + columns, row * grads_stride + columns
+    p_at, g_at = parameters + row * parameters_stride + columns, row * grads_stride + columns
     p = tl.load(p_at, mask=inside, other=0.0)
     d = _objective_gradient(
         p, grads, linear, anchor, proximal, g_at, columns, inside,
@@ -118,9 +118,9 @@ def sgd_step(
 
 
 # What the ahead-of-time check compiles: FedDyn with momentum, and the plain step.
-_POINTERS = {"params": "*fp32", "grads": "*fp32", "options": "*fp32", "linear": "*fp32",
-             "anchor": "*fp32", "size": "i64", "params_stride": "i64", "grads_stride": "i64",
-             "options_stride": "i64", "linear_stride": "i64", "anchor_stride": "i64"}  # fmt: skip
+_POINTERS = {"parameters": "*fp32", "grads": "*fp32", "row_options": "*fp32", "linear": "*fp32",
+             "anchor": "*fp32", "size": "i64", "parameters_stride": "i64", "grads_stride": "i64",
+             "option_stride": "i64", "linear_stride": "i64", "anchor_stride": "i64"}  # fmt: skip
 _STEP = _POINTERS | {"buffer": "*fp32", "buffer_stride": "i64", "squared_norm": "*fp64"}
 _ALL = {"BUFFER": True, "LINEAR": True, "ANCHOR": True, "CLIP": True, "ZERO": True}
 AOT = [

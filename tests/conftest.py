@@ -2,6 +2,8 @@
 
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -21,6 +23,15 @@ def _poison_uninitialised_memory():
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def for_everybody():
+    """A folder that every user may look into. pytest's are closed to others: whoever opens them has
+    them closed again by the next pytest that begins."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

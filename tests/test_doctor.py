@@ -24,7 +24,7 @@ def test_lists_every_operator_and_backend(capsys):
 
 
 def test_says_how_models_are_trained_and_why():
-    paths = doctor.training_paths()
+    paths = doctor.training_paths(CPU)
     linear = "stacked, many clients in one computation: the model is nothing but one Linear layer"
     assert paths["linear"].startswith(linear)
     assert "616,610 parameters, and above 200,000 stacking gains little" in paths["mlp"]

@@ -19,8 +19,10 @@ def results(tmp_path_factory):
     command = [sys.executable, "-P", str(NET), str(folder), str(MOST)]
     environment = os.environ | {"PYTHONPATH": str(NET.parent), "MPLBACKEND": "agg"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "results.json").read_text())
+    found = json.loads((folder / "results.json").read_text())
+    assert list(found) == list(READERS), done.stderr
+    assert done.returncode == any(problems for _, problems in found.values())
+    return found
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -53,6 +53,13 @@ def only_averages(hook: Hook) -> Hook:
     return hook
 
 
+def averages_as_given(hook: Hook) -> Hook:
+    """Declares that `update` averages once, with the weights that it is given, so that rows can be
+    summed while the others still train; an override is not declared."""
+    hook.averages_as_given = True  # type: ignore[attr-defined]
+    return only_averages(hook)
+
+
 class Algorithm:
     """FedAvg. Another algorithm overrides the hooks in which it differs."""
 
@@ -89,6 +96,11 @@ class Algorithm:
     def needs_rows(self) -> bool:
         """Whether somebody looks at what each client ended with, beyond the average."""
         return not all(hasattr(hook, "only_averages") for hook in (self.finish, self.update))
+
+    @property
+    def sums_at_once(self) -> bool:
+        """Whether a client's row is of no use any more when it has been added to the average."""
+        return hasattr(self.update, "averages_as_given") and not self.needs_rows
 
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         """The model that is trained; `width` is that of z = model.features(x)."""
@@ -139,7 +151,7 @@ class Algorithm:
     def finish(self, client: int, row: Tensor, origin: Tensor) -> None:
         """`client` ended at `row` [size], having begun at `origin` [size]: keep what lasts."""
 
-    @only_averages
+    @averages_as_given
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         """Replace server row 0 by the new global model; weights p [k] sum to 1."""
         average(server, cohort, weights)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from c2v_sim.algorithms.fedavg import Algorithm, only_averages
+from c2v_sim.algorithms.fedavg import Algorithm, averages_as_given
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.aggregation import average
 from c2v_sim.training.arena import Arena
@@ -23,7 +23,7 @@ class FedAvgM(Algorithm):
     def start(self, run: RunParts) -> None:
         self.velocity = run.server_state("velocity", run.layout.trainable)
 
-    @only_averages
+    @averages_as_given
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         parameters = server.data[0, : len(self.velocity)]
         before = parameters.clone()

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.algorithms.fedavg import Algorithm, only_averages
+from c2v_sim.algorithms.fedavg import Algorithm, averages_as_given
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena
@@ -46,7 +46,7 @@ class FedIIR(Algorithm):
         flat = torch.cat([g.flatten() for g in gradients])
         return loss + self.penalty * (flat - self.target).square().sum()
 
-    @only_averages
+    @averages_as_given
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         super().update(server, cohort, weights)
         self.mean_gradient.copy_(self.target)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from c2v_sim.algorithms.fedavg import Algorithm, only_averages
+from c2v_sim.algorithms.fedavg import Algorithm, averages_as_given
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.aggregation import average
 from c2v_sim.training.arena import Arena
@@ -51,7 +51,7 @@ class ServerOptimiser(Algorithm):
         self.m = run.server_state("m", run.layout.trainable)
         self.v = run.server_state("v", run.layout.trainable).fill_(self.tau**2)
 
-    @only_averages
+    @averages_as_given
     def update(self, server: Arena, cohort: Arena, weights: Tensor) -> None:
         parameters = server.data[0, : len(self.m)]
         before = parameters.clone()

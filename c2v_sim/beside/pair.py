@@ -22,7 +22,7 @@ from c2v_sim.run.build import build_federation, new_path
 from c2v_sim.run.index import prepare_index
 from c2v_sim.run.resume import check_federation, check_pretrained, check_settings, warn_of_versions
 from c2v_sim.simulator.simulator import Simulator
-from c2v_sim.system.errors import ConfigError
+from c2v_sim.system.errors import ConfigError, remedy
 from c2v_sim.system.files import make_directory
 
 ORIGINAL, CLIENT2VEC = HALVES = ("original", "client2vec")  # in the order of their training
@@ -45,8 +45,12 @@ class Pair:
 
 
 def is_pair(folder: Path) -> bool:
-    """Whether `folder` holds two runs that are compared."""
-    return (folder / ABOUT).is_file()
+    """Whether `folder` holds two runs that are compared; refused where nobody can tell."""
+    try:
+        return (folder / ABOUT).is_file()
+    except OSError as error:
+        why = f"{error.strerror}{remedy(error, before='; ')}"
+        raise ConfigError(f"{folder} cannot be read: {why}") from error
 
 
 def is_finished(folder: Path, rounds: int) -> bool:

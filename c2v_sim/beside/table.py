@@ -6,7 +6,6 @@ there, every stage, and what making the index took, also where it came from the 
 """
 
 import itertools
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -72,12 +71,11 @@ def side(run: Run, target: float) -> JsonObject:
     by_round = zip(run.records, spent, strict=True)
     reached = next(((r.round, s) for r, s in by_round if (r.accuracy or 0.0) >= target), None)
     needed = None if reached is None or index is None else reached[1] + index
-    late = [r.accuracy or 0.0 for r in result.evaluated[len(result.evaluated) // 2 :]]
     return {
         "improve": run.config["improve"],
         "best_accuracy": result.best.accuracy,
         "best_round": result.best.round,
-        "late_accuracy": statistics.fmean(late),
+        "late_accuracy": result.late,
         "last_accuracy": result.final.accuracy,
         "index_seconds": index,
         "rounds_to_original_best": reached and reached[0],

@@ -7,6 +7,7 @@ from c2v_sim.models.convolutions import CONVOLUTIONS
 from c2v_sim.system import settings
 from c2v_sim.system.machine import DEVICES
 from c2v_sim.system.settings import PAPER, Affects
+from c2v_sim.training.local_training import STACKING
 
 RESULT, BITS, PLACE, DATA, CLIENTS, INDEX, PACE, WORK, MEMORY, LENGTH = Affects
 STATE_DTYPES = ("float32", "bfloat16")
@@ -41,5 +42,11 @@ class MachineSettings:
         BITS | PACE,
         CONVOLUTIONS,
         before="torch",
+    )
+    stacked: str = of_machine(
+        "auto",
+        "many clients in one computation: where that is faster, always (or an error), never",
+        BITS | PACE | MEMORY,
+        STACKING,
     )
     checkpoint_every: int = of_machine(5, "rounds between checkpoints", PLACE, least=1)

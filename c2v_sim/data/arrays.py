@@ -219,8 +219,9 @@ def _channel_statistics(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, 
     mean, std = [], []
     for channel in range(x.shape[-1]):
         counts = np.zeros(256)
-        for start in range(0, len(x), 1024):
-            counts += np.bincount(x[start : start + 1024, ..., channel].ravel(), minlength=256)
+        for start in range(0, len(x), 128):
+            some = x[start : start + 128, ..., channel]
+            counts += np.bincount(some.ravel(), minlength=256)
         mean.append(float(counts @ levels / counts.sum()))
         variance = float(counts @ (levels - mean[-1]) ** 2 / counts.sum())
         std.append(variance**0.5 or 1.0)  # a constant channel stays finite

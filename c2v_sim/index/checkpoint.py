@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from c2v_sim.index.config import IndexConfig
@@ -22,6 +22,7 @@ from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import ConfigError
 from c2v_sim.system.parse import is_a, parse_json
 from c2v_sim.system.settings import Affects, facts_of, names_affecting
+from c2v_sim.training.arena import Layout
 
 SECONDS_BETWEEN_CHECKPOINTS = 30.0
 
@@ -50,6 +51,23 @@ class Training:
 
     def finished(self, config: IndexConfig) -> bool:
         return len(self.curve) >= config.points or self.plateaued(config)
+
+    def resume_draws(self, generator: torch.Generator, seed: int) -> None:
+        """`generator` goes on inside the epoch from where the checkpoint left it.
+
+        The state of a CPU's generator is of no use to that of a GPU, and the other way round: then
+        it begins anew from `seed`. Devices do not agree on the last bits of a training anyway.
+        """
+        if self.random.shape == generator.get_state().shape:
+            generator.set_state(self.random)
+            return
+        print(
+            "warning: the checkpoint was written on another kind of device than "
+            f"{generator.device}; the random numbers of the epoch that was interrupted are drawn "
+            "anew from here on",
+            file=sys.stderr,
+        )
+        generator.manual_seed(seed)
 
 
 def fingerprint(config: IndexConfig, identity: str) -> dict[str, str]:
@@ -96,10 +114,15 @@ def save_training(path: Path, training: Training, settings: dict[str, str]) -> N
     tensor_file.save(path, tensors, about)
 
 
-def load_training(path: Path, training: Training, settings: dict[str, str]) -> None:
-    """Bring `training` back to the saved state; a checkpoint of another training is refused."""
+def load_training(
+    path: Path, training: Training, settings: dict[str, str], layout: Layout | None = None
+) -> None:
+    """Bring `training` back to the saved state; a checkpoint of another training is refused.
+
+    By the `layout` of its rows those of a file from before they had padding get theirs.
+    """
     try:
-        with safe_open(str(path), framework="pt") as file:
+        with tensor_file.opened(path) as file:
             now = facts_of(IndexConfig)  # a setting that did not exist then had its default
             defaults = {name: json.dumps(setting.default) for name, setting in now.items()}
             about = defaults | (file.metadata() or {})
@@ -109,7 +132,8 @@ def load_training(path: Path, training: Training, settings: dict[str, str]) -> N
                 shown = "; ".join(values)
                 raise ConfigError(f"the checkpoint {path} is of another training ({shown})")
             for name in ("parameters", "moments", "sums"):
-                getattr(training, name).copy_(file.get_tensor(name))
+                kept, saved = getattr(training, name), file.get_tensor(name)
+                kept.copy_(layout.spread(saved, kept.shape[-1]) if layout else saved)
             training.random, training.step = file.get_tensor("random"), int(about["step"])
             curve = parse_json(about["curve"])
             if not is_a(curve, list[list[float]]):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from c2v_sim.data.federation import Federation
@@ -171,7 +171,7 @@ class ClientIndex:
     ) -> "ClientIndex":
         """Read a saved index; with a `federation`, `check` that it was made for it."""
         try:
-            with safe_open(str(path), framework="pt") as file:
+            with tensor_file.opened(path) as file:
                 about = file.metadata() or {}
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:

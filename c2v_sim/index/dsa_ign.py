@@ -46,6 +46,8 @@ class EncoderLayer(nn.TransformerEncoderLayer):
     def _attention(self, x: Tensor) -> Tensor:
         attention, width = self.self_attn, CHANNELS // HEADS
         qkv = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
+        if not (self.training and self.rate > 0.0):
+            return attention.out_proj(ops.short_attention(qkv, HEADS))
         q, k, v = qkv.view(-1, TOKENS, 3, HEADS, width).permute(2, 0, 3, 1, 4)  # [B, H, T, 4]
         # Scaling q costs an eighth of scaling the scores.
         shares = torch.softmax((q / math.sqrt(width)) @ k.transpose(2, 3), dim=3)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from c2v_sim.data.partition import Partition
 from c2v_sim.index.checkpoint import Checkpoints, Training, fingerprint, load_training
@@ -31,11 +31,11 @@ from c2v_sim.system.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, tor
 from c2v_sim.training.aggregation import average, shares
 from c2v_sim.training.arena import Arena, layout_of
 from c2v_sim.training.cohort import dealt, train_cohort
-from c2v_sim.training.lanes import Lanes, lane_count
+from c2v_sim.training.lanes import LANES, Lanes, lane_count
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.local_training import CohortTraining, LocalTraining, batch_bounds
 from c2v_sim.training.memory import lane_bytes
-from c2v_sim.training.optimisers import Adam, StepTerms
+from c2v_sim.training.optimisers import Adam, StepTerms, adam_step
 from c2v_sim.training.sampling import cohort_size
 
 
@@ -92,7 +92,7 @@ def train_network(
 
     def go_on() -> None:
         if checkpoint is not None and checkpoint.exists():
-            load_training(checkpoint, training, settings)
+            load_training(checkpoint, training, settings, layout)
 
     ranks.from_first(go_on)
     share_training(training)
@@ -158,50 +158,50 @@ def train_global(
     after_step: Callable[[], None],
     stop: threading.Event,
 ) -> None:
-    """Train server row 0 on the uploaded pairs, epoch after epoch."""
-    client = LocalClient(network, server.layout, pairs.device)
-    row, gradients = client.model.bind(server.data[0], server.integers[0]), client.gradients
+    """Train server row 0 on the uploaded pairs, epoch after epoch, by the steps of one lane."""
+    lane = LANES[pairs.device.type](network, server.layout, pairs.device)
+    client, random = lane.client, lane.client.generator
+    row = client.model.bind(server.data[0], server.integers[0])
     pool = uploads(partition, config)
     bounds = batch_bounds(len(pool), config.batch_size)
-    adam = resumable_adam(row, gradients, training, config, steps=len(bounds))
+    count = torch.tensor(float(len(training.curve) * len(bounds) + training.step)).to(row.device)
+    mean, square = training.moments
     weights = torch.tensor(loss_weights(config.omit_loss), device=pairs.device)
-    with intra_op_threads(config.threads):
-        network.train()
-        while not training.finished(config):
-            epoch = len(training.curve) + 1
-            client.generator.manual_seed(torch_seed(config.seed, epoch, 0))
-            if training.step:
-                client.generator.set_state(training.random)
-            order = rng(config.seed, INDEX_SHUFFLE, epoch).permutation(len(pool))
-            shuffled = torch.from_numpy(pool[order]).to(pairs.device)
-            for begin, end in bounds[training.step :]:
-                parts = losses(network, *pairs.batch(shuffled[begin:end]))
-                (parts @ weights).backward()
-                adam.step()
-                gradients.zero_()
-                training.sums += parts.detach() * (end - begin)
-                training.step += 1
-                if training.step < len(bounds):
-                    training.random = client.generator.get_state()
-                    after_step()
-            mean = training.sums / bounds[-1][1]
-            training.curve.append(_point(mean, f"epoch {epoch}", config))
-            training.step = 0
-            training.sums.zero_()
-            after_step()
 
+    def step(ids: Tensor) -> None:
+        parts = losses(network, *pairs.batch(ids))
+        (parts @ weights).backward()
+        adam_step(row, client.gradients, mean, square, count, config.index_lr)
+        training.sums.add_(parts.detach() * len(ids))
 
-def resumable_adam(
-    row: Tensor, gradients: Tensor, training: Training, config: IndexConfig, steps: int
-) -> torch.optim.Adam:
-    """torch's fused Adam on the row, with the moments of `training` and `steps` per epoch."""
-    parameter = nn.Parameter(row)  # the same memory
-    parameter.grad = gradients
-    adam = torch.optim.Adam([parameter], lr=config.index_lr, fused=True)
-    done = torch.tensor(float(len(training.curve) * steps + training.step), device=row.device)
-    first, second = training.moments
-    adam.state[parameter] = {"step": done, "exp_avg": first, "exp_avg_sq": second}
-    return adam
+    def one_epoch() -> None:
+        epoch = len(training.curve) + 1
+        random.manual_seed(torch_seed(config.seed, epoch, 0))
+        if training.step:
+            training.resume_draws(random, torch_seed(config.seed, epoch, training.step))
+        order = rng(config.seed, INDEX_SHUFFLE, epoch).permutation(len(pool))
+        shuffled = lane.upload(pool[order])
+        for begin, end in bounds[training.step :]:
+            lane.step(step, shuffled[begin:end])
+            training.step += 1
+            if training.step < len(bounds):
+                training.random = random.get_state()
+                after_step()
+        means = training.sums / bounds[-1][1]
+        training.curve.append(_point(means, f"epoch {epoch}", config))
+        training.step = 0
+        training.sums.zero_()
+        after_step()
+
+    network.train()
+    lane.prepare(1, capturable=True)
+    lane.follow()
+    try:
+        with intra_op_threads(config.threads), lane.working():
+            while not training.finished(config):
+                one_epoch()
+    finally:
+        lane.join()
 
 
 class IndexLoss:
@@ -246,7 +246,7 @@ def train_federated(
         d, label = (t.cpu() for t in pairs.batch(first))
         return lane_bytes(network, lambda: losses(network, d, label), 2, config.batch_size)
 
-    count = min(size, lane_count(config.lanes, device, one_lane))
+    count = lane_count(config.lanes, device, one_lane, size)
     lanes = Lanes(network, server.layout, count, device, stop)
     objective = IndexLoss(loss_weights(config.omit_loss), partition.clients, device)
     cohorts = CohortTraining(

@@ -23,8 +23,6 @@ ATTENTION_DROPOUT, STOCHASTIC_DEPTH = 0.1, 0.1
 class Attention(nn.Module):
     """Self-attention of HEADS heads; qkv without bias."""
 
-    capturable = False  # by a CUDA graph: the seed of the dropped weights goes over the host
-
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(WIDTH, 3 * WIDTH, bias=False)

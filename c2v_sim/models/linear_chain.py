@@ -6,7 +6,7 @@ One batch runs through the module while every call of torch is looked at: each m
 layer of the module's own parameters, ReLU, a reshape to [B, …], or a dropout of nothing, and take
 what the call before it gave. So nn.Sequential, a class of one's own and calls of
 torch.nn.functional are all the same, and anything else (another activation, a skip connection, a
-branch that looks at values) is seen. training/stacked.py trains such networks.
+branch that looks at values) is seen. training/stacked trains such networks.
 """
 
 from collections.abc import Callable

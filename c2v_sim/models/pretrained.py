@@ -70,6 +70,7 @@ def read_state_dict(path: Path) -> dict[str, Tensor]:
     """The tensors of a file; nothing in it is executed."""
     try:
         if path.suffix == ".safetensors":
+            path.open("rb").close()  # says why it cannot be; safetensors says: no such file
             return load_file(path)
         if path.suffix == ".pkl":
             state = read_plain_pickle(path.read_bytes())

@@ -7,6 +7,7 @@ Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 from c2v_sim.ops.aggregation_weights import aggregation_weights
 from c2v_sim.ops.client_scores import client_scores
 from c2v_sim.ops.convolution import convolution
+from c2v_sim.ops.dropout_mask import dropout_mask
 from c2v_sim.ops.fused_ffn import fused_ffn
 from c2v_sim.ops.index_losses import (
     diversity_loss,
@@ -17,7 +18,8 @@ from c2v_sim.ops.index_losses import (
 from c2v_sim.ops.max_pool import max_pool
 from c2v_sim.ops.projection_orthogonality import prepared_index, projection_orthogonality
 from c2v_sim.ops.sampling import sample_cohort
-from c2v_sim.ops.sgd_step import sgd_step_
+from c2v_sim.ops.sgd_step import sgd_options, sgd_step_
+from c2v_sim.ops.short_attention import short_attention
 from c2v_sim.ops.weighted_sum import weighted_sum
 
 __all__ = [
@@ -25,6 +27,7 @@ __all__ = [
     "client_scores",
     "convolution",
     "diversity_loss",
+    "dropout_mask",
     "fused_ffn",
     "index_losses",
     "max_pool",
@@ -32,7 +35,9 @@ __all__ = [
     "prepared_index",
     "projection_orthogonality",
     "sample_cohort",
+    "sgd_options",
     "sgd_step_",
+    "short_attention",
     "similarity_loss",
     "weighted_sum",
 ]

@@ -38,14 +38,15 @@ def client_scores(
     A row with NaN or Inf has score NaN; one in the cohort makes every score NaN.
     """
     clients = _check_index(feature_index, label_index)
-    ids = _client_ids(cohort, clients, feature_index.device)
-    counts = _cohort_counts(sizes, ids, clients)
+    ids = _client_ids(cohort, clients)
+    counts = _cohort_counts(sizes, ids, clients).to(feature_index.device)
+    ids = ids.to(feature_index.device)
     omega = (counts / counts.sum()).to(torch.promote_types(feature_index.dtype, torch.float32))
     with torch.no_grad():
         return _operator(feature_index, label_index, ids, omega, backend=backend)
 
 
-def _client_ids(cohort: Ids, clients: int, device: torch.device) -> Tensor:  # [k]
+def _client_ids(cohort: Ids, clients: int) -> Tensor:  # [k], where they are
     ids = torch.as_tensor(cohort)
     if ids.dim() != 1 or ids.shape[0] == 0 or ids.is_floating_point():
         raise ValueError(
@@ -59,20 +60,21 @@ def _client_ids(cohort: Ids, clients: int, device: torch.device) -> Tensor:  # [
         raise ValueError(
             f"client_scores: cohort must name clients 0..{clients - 1}, got {ids.tolist()}"
         )
-    return ids.to(device=device, dtype=torch.int64)
+    return ids.to(torch.int64)
 
 
 def _cohort_counts(
     sizes: Tensor | np.ndarray | Sequence[float], ids: Tensor, clients: int
 ) -> Tensor:  # [M] or [k] -> [k]
+    """Where the sizes are: of all M only the cohort's go to another device."""
     counts = torch.as_tensor(sizes)
     if counts.shape == (clients,):
-        counts = counts[ids.to(counts.device)]  # before anything is done with all M
+        counts = counts[ids.to(counts.device)]
     elif counts.shape != ids.shape:
         raise ValueError(
             f"client_scores: sizes must be [{clients}] or [{len(ids)}], got {tuple(counts.shape)}"
         )
-    counts = counts.to(device=ids.device, dtype=torch.float64)
+    counts = counts.to(torch.float64)
     if counts.is_cpu and not (counts.min() >= 0 and counts.sum() > 0):
         raise ValueError(f"client_scores: sizes must be counts >= 0, got {counts.tolist()}")
     return counts

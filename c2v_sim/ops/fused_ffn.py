@@ -97,13 +97,15 @@ def dropout_threshold(dropout: float) -> tuple[int, float]:
     return threshold, 65536.0 / (65536 - threshold) if threshold < 65536 else 0.0
 
 
-def keep_mask(tokens: int, units: int, threshold: int, seed: Tensor) -> Tensor:
+def keep_mask(
+    tokens: int, units: int, threshold: int, seed: Tensor, first_token: int = 0
+) -> Tensor:
     """Which hidden units are kept: bool [tokens, units]; the definition of the dropout bits.
 
     A 64-bit hash of seed and token gives the token two 32-bit keys. One 32-bit hash of these and
     a column number serves two units that lie 8 apart: 16 bits each.
     """
-    token = torch.arange(tokens, device=seed.device)
+    token = first_token + torch.arange(tokens, device=seed.device)
     key = _mix64(_mix64(seed.reshape(())) + token)[:, None]
     first, second = key & _BITS32, (key >> 32) & _BITS32
     unit = torch.arange(units, device=seed.device)

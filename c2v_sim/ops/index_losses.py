@@ -6,8 +6,8 @@
     cos(a, b) = <a, b> / max(|a||b|, 1e-8)
 
 `index_losses` gives all three; the functions named after one loss compute that one alone, with the
-same kernels. The fused backends hold O(B·D) memory, never a B×B matrix: the gradient of each loss
-is formed beside its value, and backward only scales and adds.
+same kernels. The fused backends never hold a B×B matrix whole (the CPU no part of it, a GPU at most
+16 MB): the gradient of each loss is formed beside its value, and backward only scales and adds.
 
 A zero vector has cosine 0 with everything and takes no gradient. A batch of no rows has losses 0.
 NaN and Inf in a row (and, in the fused backends, a row whose squared length overflows float32)

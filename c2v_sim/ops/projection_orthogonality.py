@@ -5,9 +5,9 @@
 That is form "unit": z_p is not normalised, so a shorter z_p has a smaller loss. "raw" normalises
 neither, "cosine" both: |cos(z_p[j], index[i])| as in index_losses. A zero row of z_p or index
 counts as 0 and takes no gradient. The index is a constant: it takes no gradient, and its unit rows
-can be made once (`prepared_index`). The fused backends stream it by and never form the B×M
-products. No rows or no clients: 0. NaN and Inf give a loss that is not finite. Half storage is
-computed in float32.
+can be made once (`prepared_index`). The fused backends stream it by and never hold all of the B×M
+products (the CPU none, a GPU at most 16 MB at a time). No rows or no clients: 0. NaN and Inf give a
+loss that is not finite. Half storage is computed in float32.
 """
 
 import torch

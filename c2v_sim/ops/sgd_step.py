@@ -41,6 +41,7 @@ def sgd_step_(
     proximal: Option = 0.0,
     anchor: Tensor | None = None,
     zero_grads: bool = False,
+    options: Tensor | None = None,
     backend: str | None = None,
 ) -> None:  # [K, P] or [P], in place
     """Step `params` along `grads`; with `zero_grads` the same pass sets `grads` to 0 afterwards.
@@ -51,6 +52,8 @@ def sgd_step_(
     `linear` and `anchor` are of the shape of params, or [P] shared by all rows; they are only
     read. `lr`, `weight_decay`, `momentum`, `max_grad_norm` and `proximal` are numbers, or [K]
     tensors with a value for each row (float("inf") in max_grad_norm: this row is not clipped).
+    `options` [K, 5] is what sgd_options made of these five: a loop with tensors among them makes it
+    once, where every step would launch six small kernels for it.
 
     NaN or Inf in a gradient reaches the parameters (with clipping: all of the row). The bits do
     not depend on the number of threads. K = 0 or P = 0 does nothing.
@@ -63,11 +66,35 @@ def sgd_step_(
         raise ValueError("sgd_step_: proximal needs anchor, the point that it pulls towards")
     linear = None if linear is None else _rows("linear", linear, params, shared=True)
     anchor = None if anchor is None else _rows("anchor", anchor, params, shared=True)
+    if options is None:
+        options = sgd_options(
+            p,
+            lr=lr,
+            weight_decay=weight_decay,
+            momentum=momentum,
+            proximal=proximal,
+            max_grad_norm=max_grad_norm,
+        )
+    elif options.shape != (len(p), 5):
+        raise ValueError(f"sgd_step_: options must be [{len(p)}, 5], got {tuple(options.shape)}")
     clip = max_grad_norm is not None
-    limit = float("inf") if max_grad_norm is None else max_grad_norm
-    options = _options(p, (lr, weight_decay, momentum, proximal, limit))
     with torch.no_grad():
         _operator(p, g, b, options, linear, anchor, clip, zero_grads, backend=backend)
+
+
+def sgd_options(
+    params: Tensor,
+    *,
+    lr: Option,
+    weight_decay: Option = 0.0,
+    momentum: Option = 0.0,
+    proximal: Option = 0.0,
+    max_grad_norm: Option | None = None,
+) -> Tensor:  # [K, P] or [P] -> [K, 5]
+    """The options of every row as sgd_step_ takes them; not to be written to."""
+    limit = float("inf") if max_grad_norm is None else max_grad_norm
+    rows = params.unsqueeze(0) if params.dim() == 1 else params
+    return _options(rows, (lr, weight_decay, momentum, proximal, limit))
 
 
 def _rows(name: str, tensor: Tensor, params: Tensor, shared: bool = False) -> Tensor:

@@ -33,6 +33,17 @@ def weighted_sum(
     return out
 
 
+def add_weighted(row: Tensor, weight: float, out: Tensor, *, backend: str | None = None) -> None:
+    """out += weight * row [P]: row by row, the native backend gives the bits of `weighted_sum`."""
+    with torch.no_grad():
+        _add_operator(row, weight, out, backend=backend)
+
+
+def add_weighted_torch(row: Tensor, weight: float, out: Tensor) -> None:
+    """The definition."""
+    out.add_(row, alpha=weight)
+
+
 def weighted_sum_torch(arena: Tensor, weights: Tensor, out: Tensor) -> None:
     """The definition."""
     out.copy_(weights.to(out.dtype) @ arena.to(out.dtype))
@@ -44,4 +55,11 @@ _operator = Operator(
     weighted_sum_torch,
     fake=lambda arena, weights, out: None,
     dtypes=STORAGE,
+)
+_add_operator = Operator(
+    "weighted_sum_add",
+    "(Tensor row, float weight, Tensor(a!) out) -> ()",
+    add_weighted_torch,
+    fake=lambda row, weight, out: None,
+    triton=False,
 )

@@ -46,9 +46,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         folders = list(_walk(path, closed.append))
         inside = [folder for folder, _ in folders if has_begun(folder)]
         inside += [cell for folder, files in folders for cell in _unstarted(folder, files)]
+        _tell_of(closed, refuse=not inside)
         if not inside and failure_file(path).is_file():
             inside = [path]
-        _tell_of(closed, refuse=not inside)
         if not inside:
             why = "it holds no run directory" if path.is_dir() else "there is no such directory"
             raise ValueError(

@@ -139,8 +139,8 @@ def main(argv: list[str] | None = None) -> int:
     with torchrun.quiet_but_once():
         arguments = parser().parse_args(argv)
     typed, resumed = argv or sys.argv[1:], arguments.resume
-    paired = is_pair(resumed) if resumed else arguments.beside_original
     try:
+        paired = is_pair(resumed) if resumed else arguments.beside_original
         check_ranks(arguments, torchrun.started_with(), paired=paired)
         if arguments.ranks and not torchrun.started_this():
             options = (arguments.max_restarts, arguments.rank_timeout)

@@ -44,8 +44,8 @@ def manifest(simulator: Simulator, label: str, command: str) -> Facts:
         "model": {
             "name": config.model,
             "norm": norm_policy(config),
-            "parameters": simulator.layout.trainable,
-            "buffers": simulator.layout.size - simulator.layout.trainable,
+            "parameters": simulator.layout.parameter_count,
+            "buffers": simulator.layout.buffer_count,
             "pretrained": simulator.pretrained and dataclasses.asdict(simulator.pretrained),
         },
         "algorithm": {"name": simulator.algorithm.name} | settings_of(simulator.algorithm),

@@ -117,7 +117,7 @@ def show_start(simulator: Simulator, out: Path, label: str) -> None:
     lines = [
         f"c2v_sim: {federation.dataset.name}, {federation.partition.convention}, "
         f"{federation.partition.clients} clients, cohort {simulator.cohort_size}",
-        f"  {config.model} ({simulator.layout.trainable:,} parameters), {config.algorithm}, "
+        f"  {config.model} ({simulator.layout.parameter_count:,} parameters), {config.algorithm}, "
         f"rounds: {config.rounds} × {config.local_epochs} local epochs, seed {config.seed}, "
         f"{simulator.lanes.count} lanes on {simulator.device}",
         f"  training: {simulator.path}",
@@ -140,7 +140,8 @@ def idle_ranks(simulator: Simulator) -> str:
     """That some ranks have nothing to train, in words."""
     what, shares = "clients", simulator.cohort_size
     if simulator.path.stacked:
-        what, shares = "blocks of clients that train together", len(make_blocks([1] * shares))
+        blocks = make_blocks([1] * shares, simulator.path.block)
+        what, shares = "blocks of clients that train together", len(blocks)
     idle = ranks.size() - shares
     return f", of which {idle} idle: a cohort has {shares} {what}" if idle > 0 else ""
 

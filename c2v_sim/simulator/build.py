@@ -14,6 +14,8 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
 from c2v_sim.simulator.model import Assembled, assemble
 from c2v_sim.simulator.objective import Regularised
+from c2v_sim.system.machine import choose_device, give_back_memory
+from c2v_sim.training.aggregation import CohortSum, sums_suffice
 from c2v_sim.training.arena import Arena, Layout, layout_of
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
@@ -76,37 +78,54 @@ def build_training(
     def one_lane() -> int:
         return lane_bytes(model, lambda: logits(model, x), len(x), config.batch_size)
 
-    lanes = min(lane_count(config.lanes, device, one_lane), cohort)
-    check_memory(layout, device, cohort, lanes)
+    lanes = lane_count(config.lanes, device, one_lane, cohort)
+    path = choose_path(model, x, local, built.objective, cohort, config.stacked, device)
+    check_memory(layout, device, cohort, lanes, stacked=path.networks)
     server = Arena(layout, 1, device)
     server.read(model, 0)
-    return CohortTraining(
+    if device.type == "cpu":  # one copy of the global model is enough
+        parameters = dict(model.named_parameters())
+        for slot in layout.parameters:
+            parameters[slot.name].data = slot.view(server.data[0])
+    averaged = only_averaged(built.objective) and not sampler.needs_rows
+    at_once = averaged and not path.stacked and algorithm_of(built.objective).sums_at_once
+    summed = at_once and sums_suffice(cohort, lanes, device)
+    training = CohortTraining(
         server=server,
-        cohort=Arena(layout, cohort, device),
+        cohort=CohortSum(layout, device) if summed else Arena(layout, cohort, device),
         lanes=Lanes(model, layout, lanes, device, stop),
         data=data,
         samples=federation.partition.train,
         local=local,
         objective=built.objective,
-        path=choose_path(model, x, local, built.objective, cohort),
-        only_averaged=only_averaged(built.objective) and not sampler.needs_rows,
+        path=path,
+        only_averaged=averaged,
     )
+    give_back_memory()  # of the copies of the model that lanes were made of
+    return training
+
+
+def algorithm_of(objective: Algorithm | Regularised) -> Algorithm:
+    return objective.algorithm if isinstance(objective, Regularised) else objective
 
 
 def only_averaged(objective: Algorithm | Regularised) -> bool:
     """Whether nobody looks at what each client ended with, beyond the average."""
-    if isinstance(objective, Regularised):
-        return not objective.index_grows and not objective.algorithm.needs_rows
-    return not objective.needs_rows
+    grows = isinstance(objective, Regularised) and objective.index_grows
+    return not grows and not algorithm_of(objective).needs_rows
 
 
-def check_memory(layout: Layout, device: torch.device, cohort: int, lanes: int) -> None:
+def check_memory(
+    layout: Layout, device: torch.device, cohort: int, lanes: int, stacked: bool
+) -> None:
     row = 4 * layout.size
     parts = {
         f"{cohort} models of the cohort": row * cohort,
         f"{lanes} lanes": 4 * row * lanes,  # row, gradients, momentum, activations at least
         "the global model": row,
     }
+    if stacked:  # in blocks, of which there are at least two: a row, gradients and momentum
+        parts["models that train together"] = 3 * row * (cohort + 1)
     check_fits(device, parts)
 
 
@@ -117,4 +136,6 @@ def trains_stacked(federation: Federation, config: RunConfig) -> bool:
     built = assemble(config, federation.dataset, algorithm, None, some_inputs(data, 1), None)
     cohort = config.cohort_of(federation.partition.clients)
     x, local = some_inputs(data, 2), local_training(config)
-    return choose_path(built.model, x, local, built.objective, cohort).stacked
+    device = choose_device(config.device)
+    path = choose_path(built.model, x, local, built.objective, cohort, config.stacked, device)
+    return path.stacked

@@ -15,10 +15,13 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
 from c2v_sim.system import ranks
+from c2v_sim.system.machine import give_back_memory
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.lanes import Lane, Lanes
 
-BATCH = 500
+BATCH, IMAGES = 500, 128  # samples at once; of images fewer: their activations are large
+LARGE, OF_LARGE = 4 << 20, 50  # numbers of a model whose activations are larger still; images
+GPU_BATCH = 1000  # fills more of a GPU; 8 lanes of it are a few gigabytes with resnet18
 SHARES = 8  # that every lane takes at least, so that none waits long for another
 MOST_AT_ONCE = 64  # batches
 PROTOCOL = (
@@ -42,14 +45,25 @@ class Accuracy:
     held_out: dict[str, float] = field(default_factory=dict)  # on clients that never train
 
 
+def batch_of(data: ResidentData, server: Arena) -> int:
+    """How many samples are tested at once. On a CPU more images take more memory than training
+    does, and are hardly faster."""
+    if data.device.type == "cuda":
+        return GPU_BATCH
+    if data.x.ndim != 4:
+        return BATCH
+    return OF_LARGE if server.layout.size >= LARGE else IMAGES
+
+
 def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
     """For each test sample whether the global model is right, bool [N].
 
     Lanes take some batches at a time: handing out each of many small ones would cost more than
     the model does.
     """
-    at_once = math.ceil(len(data) / BATCH / lanes.count / ranks.size() / SHARES)
-    size = BATCH * min(at_once, MOST_AT_ONCE)
+    batch = batch_of(data, server)
+    at_once = math.ceil(len(data) / batch / lanes.count / ranks.size() / SHARES)
+    size = batch * min(at_once, MOST_AT_ONCE)
     stretches = math.ceil(len(data) / size)
     table = torch.zeros(stretches, size, dtype=torch.bool, device=data.device)
     marks = table.view(-1)
@@ -59,14 +73,16 @@ def correct(lanes: Lanes, server: Arena, data: ResidentData) -> np.ndarray:
         module = lane.client.module.eval()
         end = min((stretch + 1) * size, len(data))
         with torch.no_grad():
-            for begin in range(stretch * size, end, BATCH):
-                ids = torch.arange(begin, min(begin + BATCH, end), device=data.device)
+            for begin in range(stretch * size, end, batch):
+                ids = torch.arange(begin, min(begin + batch, end), device=data.device)
                 x, y = data.batch(ids)
                 torch.eq(logits(module, x).argmax(dim=1), y, out=marks[begin : begin + len(ids)])
 
+    give_back_memory()
     with ranks.same_fate():
         for _ in lanes.run(work, range(ranks.rank(), stretches, ranks.size())):
             pass
+    give_back_memory()
     testers = [stretch % ranks.size() for stretch in range(stretches)]
     return ranks.pick(table, testers).view(-1)[: len(data)].cpu().numpy()
 

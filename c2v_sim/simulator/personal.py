@@ -15,7 +15,7 @@ from c2v_sim.algorithms.fedavg import CLUSTER, GLOBAL, PERSONAL
 from c2v_sim.data.partition import Partition
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
-from c2v_sim.simulator.evaluation import BATCH, correct
+from c2v_sim.simulator.evaluation import batch_of, correct
 from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.client_rows import ClientRows, lent
@@ -85,7 +85,7 @@ def correct_by_client(
         client.model.bind(client.row.data[0], server.integers[0])
         module, ids = client.module.eval(), lane.upload(test[clients[position]])
         with torch.no_grad():
-            pairs = [data.batch(part) for part in ids.split(BATCH)]
+            pairs = [data.batch(part) for part in ids.split(batch_of(data, server))]
             right = [logits(module, x).argmax(dim=1) == y for x, y in pairs]
         return torch.cat(right).cpu().numpy()
 

@@ -1,5 +1,6 @@
 """What is kept of a round, and of a run."""
 
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,6 +54,13 @@ class Result:
     def best(self) -> RoundRecord:
         """With the best accuracy; the last round, without one, where none was evaluated."""
         return max(self.evaluated or self.records[-1:], key=lambda r: r.accuracy or 0.0)
+
+    @property
+    def late(self) -> float | None:
+        """The mean of the later half of the evaluations, which depends less on chance than the
+        best; None where none was."""
+        half = self.evaluated[len(self.evaluated) // 2 :]
+        return statistics.fmean(r.accuracy or 0.0 for r in half) if half else None
 
     @property
     def final(self) -> RoundRecord:

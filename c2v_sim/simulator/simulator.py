@@ -39,7 +39,7 @@ from c2v_sim.simulator.steering import Similarity, Steering, build_steering, use
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted
 from c2v_sim.system.machine import choose_device, deterministic, keep_freed_memory_once
-from c2v_sim.training.aggregation import shares
+from c2v_sim.training.aggregation import rows_of, shares
 from c2v_sim.training.client_rows import lent
 from c2v_sim.training.cohort import OnClient, dealt, train_cohort
 from c2v_sim.training.samplers import Sampler
@@ -194,9 +194,10 @@ class Simulator:
             clients = chosen.clients
             similarity = self.steering.similarity_to(clients) if self.steering else None
         with clock("train"):
-            losses = self._train(t, clients, on_client)
-        with clock("aggregate"):
+            self.algorithm.before_round(self._state.parts, t, clients)
             weights = self._weights(chosen, similarity)
+            losses = self._train(t, clients, weights, on_client)
+        with clock("aggregate"):
             finish_round(self.sampler, clients, losses, self.training.cohort, self.server)
             self._aggregate(t, clients, weights, similarity)
         with clock("evaluate"):
@@ -221,13 +222,14 @@ class Simulator:
         sizes = self.federation.partition.sizes
         return choose(self.sampler, self.config.seed, t, sizes, self.cohort_size)
 
-    def _train(self, t: int, clients: np.ndarray, on_client: OnClient) -> Tensor:
-        """The cohort's rows; its mean losses [k]."""
-        self.algorithm.before_round(self._state.parts, t, clients)
-        train = train_stacked if self.path.stacked else train_cohort
+    def _train(self, t: int, clients: np.ndarray, weights: Tensor, on_client: OnClient) -> Tensor:
+        """The cohort's rows, or their sum with `weights`; its mean losses [k]."""
         trainers = dealt([len(self.training.samples[client]) for client in clients])
         with lent(self._state.parts.rows.values(), clients.tolist(), trainers):
-            losses = train(self.training, clients, t, on_client)
+            if self.path.stacked:
+                losses = train_stacked(self.training, clients, t, on_client)
+            else:
+                losses = train_cohort(self.training, clients, t, on_client, weights)
             if self.second is not None:
                 train_cohort(self.second, clients, t)
         return losses
@@ -246,7 +248,7 @@ class Simulator:
     ) -> None:
         """The trained rows become the state after round `t`: this must not be interrupted."""
         server, cohort, classifiers = self.server, self.training.cohort, self._state.classifiers
-        for row, client in zip(cohort.data[: len(clients)], clients.tolist(), strict=True):
+        for row, client in rows_of(cohort, clients.tolist()):
             self.algorithm.finish(client, row, server.data[0])
             if classifiers:
                 classifiers.keep(client, row)

@@ -11,6 +11,7 @@ These are the names of the tensors in a checkpoint.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,13 +67,18 @@ class RunState:
         """Put back what `tensors` gave after round `t`, which rank 0 has."""
         for name, tensor in self._of_server().items():
             if ranks.is_first():
-                tensor.copy_(tensors[name])
+                tensor.copy_(self._padded(tensors[name], tensor.shape))
             ranks.share((tensor, 0))
         for name, rows in self.parts.rows.items():
             prefix = f"client.{name}."
             own = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-            rows.load_state(own)
+            whole = {k: v if k == "ids" else self._padded(v, (rows.width,)) for k, v in own.items()}
+            rows.load_state(whole)
         self.round = t
+
+    def _padded(self, tensor: Tensor, shape: Sequence[int]) -> Tensor:
+        """Rows of a checkpoint that was written when they had no padding get theirs."""
+        return self.parts.layout.spread(tensor, shape[-1]) if tensor.dim() else tensor
 
 
 def begin_state(
@@ -86,6 +92,7 @@ def begin_state(
     scratch: Path | None,
 ) -> RunState:
     """The state before the first round; refused where its rows fit neither memory nor disk."""
+    cohort = config.cohort_of(federation.partition.clients)
     budget = row_budget(data.device, config.state_memory, scratch)
     parts = RunParts(
         federation=federation,
@@ -95,7 +102,7 @@ def begin_state(
         train_data=data,
         local=training.local,
         budget=budget,
-        cohort_size=len(training.cohort.data),
+        cohort_size=cohort,
         row_dtype=STATE_DTYPES[config.state_dtype],
     )
     algorithm.start(parts)
@@ -104,6 +111,6 @@ def begin_state(
     if isinstance(training.objective, Regularised) and training.objective.index_grows:
         rows = parts.client_rows("classifier", classifier_width(model))
         classifiers = ClassifierIndex(model, parts.layout, rows)
-    participants = min(federation.partition.clients, config.rounds * len(training.cohort.data))
+    participants = min(federation.partition.clients, config.rounds * cohort)
     participants = math.ceil(participants / ranks.size())  # whose rows lie here
     return RunState(parts, classifiers, plan_rows(list(parts.rows.values()), budget, participants))

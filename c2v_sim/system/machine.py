@@ -6,6 +6,7 @@ decided the number is fixed, not the machine's.
 
 import ctypes
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -20,6 +21,7 @@ DEVICES = ("auto", "cpu", "cuda")
 # mallopt's parameters, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 _LARGEST = 2**31 - 1  # mallopt takes a C int
+_keeping = threading.Event()  # whether this process keeps freed memory
 
 
 def choose_device(name: str) -> torch.device:
@@ -81,10 +83,36 @@ def keep_freed_memory() -> bool:
         return False
     settings = {_M_TRIM_THRESHOLD: _LARGEST, _M_MMAP_THRESHOLD: _LARGEST, _M_ARENA_MAX: 1}
     accepted = [libc.mallopt(parameter, value) for parameter, value in settings.items()]
+    _keeping.set()
     return all(accepted)
 
 
 keep_freed_memory_once = cache(keep_freed_memory)
+
+
+class _Heap(ctypes.Structure):
+    """What glibc's mallinfo2 tells; fordblks are the bytes that are free."""
+
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd",
+            "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+def give_back_memory(at_least: int = 128 << 20) -> bool:
+    """Give back what keep_freed_memory has kept, where it is much; whether that was done.
+
+    Between two kinds of work, training and evaluation, whose tensors differ in size: what one has
+    freed does not fit the other, and the process would take the sum of both.
+    """
+    libc = ctypes.CDLL(None)
+    if not _keeping.is_set() or not hasattr(libc, "mallinfo2"):
+        return False
+    libc.mallinfo2.restype = _Heap
+    return libc.mallinfo2().fordblks >= at_least and bool(libc.malloc_trim(0))
 
 
 @contextmanager

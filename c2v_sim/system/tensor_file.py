@@ -30,6 +30,13 @@ def checksum(tensors: Tensors) -> str:
     return digest.hexdigest()
 
 
+def opened(path: Path | str) -> safe_open:
+    """A file to read from; OSError says why it cannot be opened: safetensors says of every reason
+    that there is no such file."""
+    open(path, "rb").close()
+    return safe_open(str(path), framework="pt")
+
+
 def read(path: Path, digest: Callable[[Tensors], str] = checksum) -> Tensors | None:
     """The tensors; None if there is no file, or (with a notice) if it is damaged."""
     try:

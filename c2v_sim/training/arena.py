@@ -6,6 +6,10 @@ training writes the arena directly, one fused pass updates a whole model, and ag
 weighted sum over rows. Counts (num_batches_tracked) live in a small table beside it. What does not
 change has no place in a row: frozen parameters, which all copies of a module share, buffers that a
 state dict leaves out, and tables of integers.
+
+Every tensor begins at a multiple of 16 bytes, and the parameters as well as the whole row end at a
+multiple of 128, so that a GPU reads and writes four numbers at once. What lies between is zero:
+its gradient is zero, and all that is done with rows leaves zeros zero.
 """
 
 import copy
@@ -14,6 +18,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+
+SLOT = 4  # numbers: the places of tensors are multiples of it, 16 bytes
+ROW = 32  # the same for the lengths of rows, 128 bytes
+
+
+def padded(count: int, to: int) -> int:
+    return -(-count // to) * to
 
 
 @dataclass(frozen=True)
@@ -47,12 +58,35 @@ class Layout:
 
     @property
     def trainable(self) -> int:
-        """Length of the part of a row that the optimiser updates."""
-        return self.parameters[-1].end
+        """Length of the part of a row that the optimiser updates, with its padding."""
+        return padded(self.parameters[-1].end, ROW)
 
     @property
     def size(self) -> int:
-        return self.buffers[-1].end if self.buffers else self.trainable
+        """Length of a row, with its padding."""
+        return padded(self.buffers[-1].end, ROW) if self.buffers else self.trainable
+
+    @property
+    def parameter_count(self) -> int:
+        """How many numbers are trained."""
+        return sum(slot.shape.numel() for slot in self.parameters)
+
+    @property
+    def buffer_count(self) -> int:
+        return sum(slot.shape.numel() for slot in self.buffers)
+
+    def spread(self, rows: Tensor, width: int) -> Tensor:  # [..., n] -> [..., width]
+        """Rows without padding, as older checkpoints have them, at their places in rows of
+        `width`, which is `trainable` or `size`. Rows that are neither are returned as they are."""
+        slots = {self.trainable: self.parameters, self.size: self.parameters + self.buffers}
+        parts = slots.get(width, ())
+        lengths = [slot.shape.numel() for slot in parts]
+        if rows.shape[-1] == width or rows.shape[-1] != sum(lengths):
+            return rows
+        out = rows.new_zeros(*rows.shape[:-1], width)
+        for slot, part in zip(parts, rows.split(lengths, dim=-1), strict=True):
+            out[..., slot.offset : slot.end] = part
+        return out
 
 
 def layout_of(module: nn.Module) -> Layout:
@@ -63,7 +97,7 @@ def layout_of(module: nn.Module) -> Layout:
     def take(name: str, tensor: Tensor) -> Slot:
         nonlocal offset
         slot = Slot(name, offset, tensor.shape, channels_last=tensor.dim() == 4 and not plain)
-        offset = slot.end
+        offset = padded(slot.end, SLOT)
         return slot
 
     parameters = []
@@ -78,6 +112,7 @@ def layout_of(module: nn.Module) -> Layout:
         parameters.append(take(name, parameter))
     if not parameters:
         raise ValueError("arena: the model has no parameters to train")
+    offset = padded(offset, ROW)
     buffers, integers, left_out = [], [], left_out_of_state(module)
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point() and name not in left_out:

@@ -20,7 +20,7 @@ from torch import Tensor
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.seeding import torch_seed
-from c2v_sim.training.aggregation import columns_suffice
+from c2v_sim.training.aggregation import CohortSum, columns_suffice
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_training import CohortTraining, batch_bounds
 
@@ -60,15 +60,25 @@ def train_client(training: CohortTraining, lane: Lane, *, stoppable: bool = True
 
 
 def train_cohort(
-    training: CohortTraining, clients: np.ndarray, t: int, on_client: OnClient = lambda client: None
+    training: CohortTraining,
+    clients: np.ndarray,
+    t: int,
+    on_client: OnClient = lambda client: None,
+    weights: Tensor | None = None,
 ) -> Tensor:  # [K]
     """Train `clients` (ascending ids) in round `t` into cohort rows 0..K-1; their mean losses.
+
+    Where the cohort is a CohortSum, into that, with `weights` [K].
 
     The largest client goes first, so that no straggler starts last; the row is the client's
     position in the cohort, so neither the schedule nor the number of lanes shows in the result.
     """
     server, cohort, samples = training.server, training.cohort, training.samples
     losses = torch.zeros(len(clients), device=training.data.device)
+    if isinstance(cohort, CohortSum):
+        if weights is None:
+            raise ValueError("train_cohort: a cohort that is summed needs the weights")
+        cohort.begin(weights)
 
     def work(lane: Lane, row: int) -> None:
         id, client = int(clients[row]), lane.client
@@ -76,6 +86,11 @@ def train_cohort(
         client.begin_participation(id, t, len(samples[id]), server, seed)
         with failures_named(training, t, [id]):
             losses[row] = train_client(training, lane)
+        if isinstance(cohort, CohortSum):
+            if not client.row.data.sum().isfinite():
+                losses[row] = torch.nan  # who it was is said below, when all have trained
+            cohort.add(row, client.row)
+            return
         cohort.data[row].copy_(client.row.data[0])
         cohort.integers[row].copy_(client.row.integers[0])
 
@@ -119,6 +134,8 @@ def meet(training: CohortTraining, trainers: Sequence[int], losses: Tensor) -> T
     Where the rows are only averaged and are large, they stay where they are until then.
     """
     cohort = training.cohort
+    if isinstance(cohort, CohortSum):
+        return losses
     apart = training.only_averaged and columns_suffice(cohort)
     cohort.ranks = trainers if apart else None
     for rows in (cohort.integers,) if apart else (cohort.data, cohort.integers):
@@ -144,7 +161,9 @@ def failures_named(training: CohortTraining, t: int, clients: list[int]) -> Iter
 def check_finite(training: CohortTraining, t: int, clients: np.ndarray, losses: Tensor) -> None:
     """Raise TrainingError that names the clients whose loss or model is not finite."""
     rows, trainers = training.cohort.data[: len(clients)], training.cohort.ranks
-    marks = losses.isfinite() & rows.sum(dim=1).isfinite()
+    marks = losses.isfinite()
+    if not isinstance(training.cohort, CohortSum):
+        marks &= rows.sum(dim=1).isfinite()
     finite = (marks if trainers is None else ranks.pick(marks, trainers)).tolist()
     if not all(finite):
         bad = ", ".join(str(client) for client, ok in zip(clients, finite, strict=True) if not ok)

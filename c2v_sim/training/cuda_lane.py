@@ -80,6 +80,10 @@ class CudaLane(Lane):
         self._runs: Counter[Kind] = Counter()  # steps of each kind that ran as they are
         self._graphs: dict[Kind, Recorded] = {}  # the last is the one that was used last
 
+    @property
+    def recorded(self) -> int:
+        return len(self._graphs)
+
     def prepare(self, version: int, *, capturable: bool) -> None:
         """Graphs of another version are forgotten."""
         self._eager = not (self._capturable and capturable)

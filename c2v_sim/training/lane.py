@@ -22,6 +22,11 @@ class Lane:
     def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
         self.client = LocalClient(module, layout, device)
 
+    @property
+    def recorded(self) -> int:
+        """How many kinds of step it has recorded."""
+        return 0
+
     def prepare(self, version: int, *, capturable: bool) -> None:
         """The next steps are those of the CohortTraining `version`."""
 

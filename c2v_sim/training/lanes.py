@@ -29,19 +29,32 @@ LANES: dict[str, Callable[[nn.Module, Layout, torch.device], Lane]] = {
     "cuda": CudaLane,
 }
 MOST_ON_A_GPU = 8  # lanes; further streams would only queue for the same multiprocessors
+STREAMS = 32  # that torch has for a GPU; one more lane would get the stream of the first
 
 
-def lane_count(requested: int, device: torch.device, lane_bytes: Callable[[], int]) -> int:
-    """`requested`, or for 0 one lane per usable core (CPU), or what a GPU has memory for.
+def lane_count(
+    requested: int, device: torch.device, lane_bytes: Callable[[], int], cohort: int
+) -> int:
+    """`requested`, or for 0 one lane per usable core (CPU), or what a GPU has memory for; never
+    more than the clients of a `cohort`.
 
     Ranks of one host share its cores. On a GPU lanes of `lane_bytes()` each get half of what is
-    free, the rest is for client rows.
+    free, the rest is for client rows; of these no more than it takes for as many clients one after
+    another on each: 10 clients take two turns on 5 lanes as on 8.
     """
+    if device.type == "cuda" and requested > STREAMS:
+        raise ValueError(
+            f"lanes must be at most {STREAMS} on a GPU, where torch has no more streams, got "
+            f"{requested}; about {MOST_ON_A_GPU} keep one busy"
+        )
     if requested:
-        return requested
+        return min(requested, cohort)
     if device.type == "cpu":
-        return max(1, usable_cores() // ranks.local_size())
-    return max(1, min(MOST_ON_A_GPU, free_memory(device) // (2 * lane_bytes())))
+        return min(max(1, usable_cores() // ranks.local_size()), cohort)
+    most = max(1, min(MOST_ON_A_GPU, free_memory(device) // (2 * lane_bytes())))
+    here = -(-cohort // ranks.size())
+    turns = -(-here // most)
+    return -(-here // turns)
 
 
 class Lanes:
@@ -74,6 +87,11 @@ class Lanes:
     def _take_lane(self) -> None:
         torch.set_num_threads(1)
         self._own.lane = self._free.get_nowait()
+
+    @property
+    def recorded(self) -> int:
+        """How many kinds of step its lanes have recorded (training/cuda_lane.py)."""
+        return sum(lane.recorded for lane in self._lanes)
 
     def stopped(self) -> bool:
         """Whether lanes should leave off: the caller wants to stop, or another lane failed."""

@@ -31,7 +31,7 @@ class LocalClient:
         self.model = BoundModule(module, layout, device)
         self.gradients = self.model.gradients  # [trainable], zero between steps
         self.row = Arena(layout, 1, device)
-        self.parameters = self.row.data[0, : layout.trainable]
+        self.parameters = self.model.bind(self.row.data[0], self.row.integers[0])
         self.server = self.row  # the arena of the global model: see begin_participation
         self._memory: dict[tuple[str, str], Tensor] = {}  # by owner and name
         self._twins: dict[str, BoundModule] = {}

@@ -1,7 +1,7 @@
 """What a cohort's local training is made of: data, settings, and the objective that is minimised.
 
 A CohortTraining is made once and serves every round; training/cohort.py trains by it one client on
-each lane, training/stacked.py many clients in one computation. It never changes: another part makes
+each lane, training/stacked/ many clients in one computation. It never changes: another part makes
 another CohortTraining with another `version`, by which a lane knows that the steps that it has
 recorded (training/cuda_lane.py) are of no use any more.
 """
@@ -22,6 +22,7 @@ from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import Optimiser, StepTerms
 
+STACKING = ("auto", "always", "never")  # whether clients are stacked (training/stacked)
 _versions = itertools.count(1)
 
 
@@ -85,12 +86,14 @@ class LocalTraining:
 class TrainingPath:
     """How a cohort is trained, and why so."""
 
-    chain: Chain | None  # the layers of a network that is trained stacked
+    chain: Chain | None  # the layers of a chain that is trained stacked
     why: str
+    block: int = 0  # clients at most in one computation
+    networks: bool = False  # stacked, but no chain: any network (training/stacked/networks.py)
 
     @property
     def stacked(self) -> bool:
-        return self.chain is not None
+        return self.chain is not None or self.networks
 
     def __str__(self) -> str:
         kind = (

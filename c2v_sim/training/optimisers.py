@@ -58,9 +58,17 @@ class Sgd:
         if self.momentum:
             size = (len(client.parameters),)
             velocity = client.owned_memory("optimiser", "velocity", size).zero_()
-        decay = extra_decay + self.weight_decay
-        if isinstance(decay, Tensor):  # at an address that a recorded step can rely on
-            decay = client.owned_memory("optimiser", "weight decay", (1,)).copy_(decay)
+        decay, options = extra_decay + self.weight_decay, None
+        if isinstance(decay, Tensor):  # once, and at an address that a recorded step can rely on
+            made = ops.sgd_options(
+                client.parameters,
+                lr=self.lr,
+                momentum=self.momentum,
+                weight_decay=decay,
+                proximal=terms.get("proximal", 0.0),
+                max_grad_norm=terms.get("max_grad_norm"),
+            )
+            options = client.owned_memory("optimiser", "options", (1, 5)).copy_(made)
 
         def step() -> None:
             ops.sgd_step_(
@@ -70,6 +78,7 @@ class Sgd:
                 lr=self.lr,
                 momentum=self.momentum,
                 weight_decay=decay,
+                options=options,
                 zero_grads=True,
                 **terms,
             )
@@ -93,26 +102,31 @@ class Adam:
         count = client.owned_memory("optimiser", "count", ()).zero_()
 
         def step() -> None:
-            with torch.no_grad():
-                adam(
-                    [client.parameters],
-                    [client.gradients],
-                    [mean],
-                    [square],
-                    [],
-                    [count],
-                    fused=True,
-                    lr=self.lr,
-                    beta1=0.9,
-                    beta2=0.999,
-                    eps=1e-8,
-                    weight_decay=0.0,
-                    amsgrad=False,
-                    maximize=False,
-                )
-            client.gradients.zero_()
+            adam_step(client.parameters, client.gradients, mean, square, count, self.lr)
 
         return step
+
+
+def adam_step(p: Tensor, g: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float) -> None:
+    """torch's fused Adam on one row, all in place; the gradients are zero afterwards."""
+    with torch.no_grad():
+        adam(
+            [p],
+            [g],
+            [mean],
+            [square],
+            [],
+            [count],
+            fused=True,
+            lr=lr,
+            beta1=0.9,
+            beta2=0.999,
+            eps=1e-8,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
+        g.zero_()
 
 
 @dataclass(frozen=True)

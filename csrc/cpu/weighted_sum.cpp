@@ -10,6 +10,12 @@ namespace {
 constexpr int64_t kBlock = 2048;  // floats of `out` held in cache: 8 KiB
 
 template <class T>
+inline void add_row(const T* row, float weight, float* out, int64_t size) {
+#pragma omp simd
+  for (int64_t i = 0; i < size; ++i) out[i] += weight * to_float(row[i]);
+}
+
+template <class T>
 void sum_block(const T* arena, int64_t stride, const float* weights, int64_t rows, float* out,
                int64_t size) {
   std::fill(out, out + size, 0.0f);
@@ -27,12 +33,7 @@ void sum_block(const T* arena, int64_t stride, const float* weights, int64_t row
       out[i] = sum;
     }
   }
-  for (; k < rows; ++k) {
-    const T* a = arena + k * stride;
-    const float w = weights[k];
-#pragma omp simd
-    for (int64_t i = 0; i < size; ++i) out[i] += w * to_float(a[i]);
-  }
+  for (; k < rows; ++k) add_row(arena + k * stride, weights[k], out, size);
 }
 
 }  // namespace
@@ -61,8 +62,20 @@ void weighted_sum_cpu(const Tensor& arena, const Tensor& weights, Tensor& out) {
   });
 }
 
+// The sum of one row more: out[p] += weight * row[p].
+void weighted_sum_add_cpu(const Tensor& row, double weight, Tensor& out) {
+  STD_TORCH_CHECK(row.is_contiguous() && out.is_contiguous() && row.size(0) == out.size(0) &&
+                      row.scalar_type() == ScalarType::Float &&
+                      out.scalar_type() == ScalarType::Float,
+                  "weighted_sum_add: takes contiguous float32 rows of one length");
+  const float* from = row.const_data_ptr<float>();
+  float* to = out.mutable_data_ptr<float>();
+  add_row(from, static_cast<float>(weight), to, row.size(0));
+}
+
 }  // namespace c2v
 
 STABLE_TORCH_LIBRARY_IMPL(c2v_sim, CPU, m) {
   m.impl("weighted_sum", TORCH_BOX(&c2v::weighted_sum_cpu));
+  m.impl("weighted_sum_add", TORCH_BOX(&c2v::weighted_sum_add_cpu));
 }

@@ -193,6 +193,10 @@ def test_a_file_that_is_damaged_or_something_else_is_refused(made, tmp_path):
         ClientIndex.load(file)
     with pytest.raises(ValueError, match="cannot be read"):
         ClientIndex.load(tmp_path / "absent")
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)  # safetensors says that there is no such file
+    with pytest.raises(ValueError, match=r"loop cannot be read: .*Too many levels"):
+        ClientIndex.load(loop)
 
 
 def test_wrong_shapes_and_parts_are_named(made):

@@ -28,7 +28,7 @@ def pairs():
 @pytest.mark.parametrize(("decoder", "parameters"), [("linear", 937_824), ("mlp", 1_987_936)])
 def test_shapes_and_parameter_count(decoder, parameters):
     network = IndexNetwork(decoder=decoder)
-    assert layout_of(network).trainable == parameters
+    assert layout_of(network).parameter_count == parameters
     z, u, restored = network(torch.randn(3, WIDTH))
     assert z.shape == u.shape == restored.shape == (3, WIDTH)
 

@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 from planted import planted
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from slow_index import SlowNetwork, train_federated, train_global
 
 from c2v_sim.index import checkpoint as index_checkpoint
@@ -17,6 +17,7 @@ from c2v_sim.index.dsa_ign import build_network
 from c2v_sim.index.training import Pairs, Training, train_network, uploads
 from c2v_sim.system import tensor_file
 from c2v_sim.system.errors import ConfigError, Interrupted, TrainingError
+from c2v_sim.training.arena import layout_of
 
 TINY = IndexConfig(
     epochs=4,
@@ -134,6 +135,58 @@ def test_a_wish_to_stop_ends_after_the_step_with_a_checkpoint(
     resumed = train(data, config, checkpoint=file)
     if strategy == "global":
         assert len(taken) == 4 * config.epochs - steps  # not one is repeated
+    assert same_bits(whole[0], resumed[0])
+    assert whole[1] == resumed[1]
+
+
+def stopped_inside_an_epoch(data, file, monkeypatch, config=TINY):
+    stop, losses, taken = threading.Event(), index_training.losses, []
+
+    def counting(*arguments):
+        taken.append(1)
+        if len(taken) == 6:
+            stop.set()
+        return losses(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_training, "losses", counting)
+        with pytest.raises(Interrupted):
+            train(data, config, checkpoint=file, stop=stop)
+    with safe_open(str(file), framework="pt") as old:
+        return {name: old.get_tensor(name) for name in old.keys()}, old.metadata()  # noqa: SIM118
+
+
+def test_a_checkpoint_of_another_kind_of_device_goes_on_with_a_warning(
+    data, tmp_path, monkeypatch, capsys
+):
+    """A GPU's generator has a state of 16 bytes."""
+    file = tmp_path / "training.safetensors"
+    tensors, about = stopped_inside_an_epoch(data, file, monkeypatch)
+    tensors["random"] = torch.arange(16, dtype=torch.uint8)
+    tensor_file.save(file, tensors, about)
+    network, curve = train(data, TINY, checkpoint=file)
+    assert "written on another kind of device than cpu" in capsys.readouterr().err
+    whole, without_stop = train(data, TINY)
+    assert len(curve) == len(without_stop)
+    assert curve[0] == without_stop[0]
+    torch.testing.assert_close(torch.tensor(curve), torch.tensor(without_stop), rtol=0.1, atol=0.1)
+    tensor_file.save(file, tensors, about)
+    assert same_bits(network, train(data, TINY, checkpoint=file)[0])
+    assert not same_bits(network, whole)
+
+
+def test_a_checkpoint_from_before_rows_were_padded_goes_on(data, tmp_path, monkeypatch):
+    file = tmp_path / "training.safetensors"
+    config = dataclasses.replace(TINY, hidden=30)
+    tensors, about = stopped_inside_an_epoch(data, file, monkeypatch, config)
+    layout = layout_of(build_network(config.decoder, config.hidden, config.dropout, config.seed))
+    assert layout.parameter_count < layout.trainable
+    for name in ("parameters", "moments"):
+        parts = [tensors[name][..., slot.offset : slot.end] for slot in layout.parameters]
+        tensors[name] = torch.cat(parts, dim=-1)
+        assert tensors[name].shape[-1] == layout.parameter_count
+    tensor_file.save(file, tensors, about)
+    resumed, whole = train(data, config, checkpoint=file), train(data, config)
     assert same_bits(whole[0], resumed[0])
     assert whole[1] == resumed[1]
 

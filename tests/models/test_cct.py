@@ -103,15 +103,19 @@ def naive(q, k, v, kept, p):
     return weights * kept / (1 - p) @ v
 
 
+@pytest.mark.parametrize("on_the_host", [True, False])
 @pytest.mark.parametrize("elements", [1, 2 * 7 * 7 * 2, 1 << 22])  # samples at once: 1, 2, all
-def test_dropped_attention_and_its_gradients_equal_autograds(elements, monkeypatch):
+def test_dropped_attention_and_its_gradients_equal_autograds(elements, on_the_host, monkeypatch):
     monkeypatch.setattr("c2v_sim.models.attention.ELEMENTS", elements)
+    monkeypatch.setattr("c2v_sim.models.attention.on_the_host", lambda q: on_the_host)
     inputs = qkv()
     generator = torch.Generator().manual_seed(4)
-    seed = int(torch.randint(1 << 62, (), generator=torch.Generator().manual_seed(4)))
+    seed = torch.randint(1 << 62, (), generator=torch.Generator().manual_seed(4))
+    seed = int(seed) if on_the_host else seed
     step = max(1, elements // (2 * 7 * 7))
     whole = torch.empty(5, 2, 7, 7)
-    kept = torch.cat([_kept(w, 16384, seed + step * i) for i, w in enumerate(whole.split(step))])
+    parts = enumerate(whole.split(step))
+    kept = torch.cat([_kept(w, 16384, seed, step * i) for i, w in parts])
     got = attention(*inputs, 0.25, generator)
     expected = naive(*inputs, kept, 0.25)
     torch.testing.assert_close(got, expected)
@@ -132,9 +136,10 @@ def test_the_gradient_is_that_of_finite_differences():
 
 
 def test_weights_are_dropped_at_their_rate_and_nothing_without_dropout():
-    kept = _kept(torch.empty(64, 4, 64, 64), 6554, seed=9)
-    assert kept.float().mean().item() == pytest.approx(0.9, abs=0.001)
-    assert not torch.equal(kept[0], kept[1])
+    for seed in (9, torch.tensor(9)):  # of the host, of the device
+        kept = _kept(torch.empty(64, 4, 64, 64), 6554, seed, 0)
+        assert kept.float().mean().item() == pytest.approx(0.9, abs=0.001)
+        assert not torch.equal(kept[0], kept[1])
     plain = naive(*qkv(), 1.0, 0.0)
     torch.testing.assert_close(attention(*qkv()), plain)
 

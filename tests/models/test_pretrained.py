@@ -111,6 +111,10 @@ def test_unreadable_files_are_named(tmp_path):
             load_pretrained(resnet8(), tmp_path / name)
     with pytest.raises(ValueError, match=r"cannot read .*absent\.pth: No such file"):
         load_pretrained(resnet8(), tmp_path / "absent.pth")
+    loop = tmp_path / "loop.safetensors"
+    loop.symlink_to(loop)
+    with pytest.raises(ValueError, match=r"cannot read .*loop\.safetensors: Too many levels"):
+        load_pretrained(resnet8(), loop)
     with pytest.raises(ValueError, match="must hold a state dict"):
         load_pretrained(resnet8(), saved([torch.zeros(1)], tmp_path / "list.pth"))
 

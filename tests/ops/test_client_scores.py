@@ -4,6 +4,7 @@ import torch
 from backends import DEVICE, WITH_CUDA, assert_as_good_as_torch, require
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from c2v_sim.ops.client_scores import _operator, client_scores
 
@@ -143,6 +144,30 @@ def test_sizes_of_all_clients_or_of_the_cohort():
     ids = np.asarray(cohort.cpu())
     assert torch.equal(client_scores(features, labels, ids, sizes.cpu().numpy()), want)
     assert torch.equal(client_scores(features, labels, ids.tolist(), sizes.tolist()), want)
+
+
+class Moved(TorchDispatchMode):
+    """The sizes of what is copied to the device meta."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        given = args[0] if args else None
+        if all(isinstance(t, torch.Tensor) for t in (given, out)) and given.is_cpu and out.is_meta:
+            self.sizes.append(out.numel())
+        return out
+
+
+def test_only_what_belongs_to_the_cohort_goes_to_the_device():
+    sizes = np.arange(1, 1001)
+    index = torch.empty(1000, 8, device="meta")
+    with Moved() as moved:
+        scores = client_scores(index, None, np.array([3, 5, 9]), sizes, backend="torch")
+    assert scores.shape == (1000,)
+    assert moved.sizes == [3, 3]
 
 
 @pytest.mark.parametrize("clients", [10, 1003])

@@ -1,4 +1,5 @@
 import functools
+import importlib
 
 import pytest
 import torch
@@ -65,6 +66,27 @@ def kept_by(backend, tokens, units, dropout, seed, channels=32):
         width = min(channels, units - first)
         kept[:, first : first + width] = (y != 0).cpu()[:, :width]
     return kept
+
+
+@pytest.fixture
+def kernels():
+    require(_operator, "triton", *problem(1)[0])
+    return importlib.import_module("c2v_sim.kernels.fused_ffn")
+
+
+@pytest.mark.parametrize("tokens", [63, 64, 65, 129])
+def test_large_blocks_agree_with_float64(kernels, monkeypatch, tokens):
+    """With few tokens blocks are small, so that there are many."""
+    monkeypatch.setattr(kernels, "PROGRAMS", 1)
+    assert [kernels._block_tokens(most, tokens) for most in (64, 32)] == [64, 32]
+    test_agrees_with_float64("triton", 0.1, tokens, 33, 32)
+
+
+def test_the_grid_covers_a_gpu_where_the_tokens_suffice(kernels):
+    blocks = {n: kernels._block_tokens(64, n) for n in (100, 4096, 216 * 32, 216 * 64 - 63, 10**6)}
+    assert blocks == {100: 16, 4096: 16, 216 * 32: 32, 216 * 64 - 63: 64, 10**6: 64}
+    for tokens in range(216 * 16, 30_000, 997):
+        assert -(-tokens // kernels._block_tokens(64, tokens)) >= 216
 
 
 @pytest.mark.parametrize("backend", FUSED)

@@ -1,3 +1,4 @@
+import importlib
 import itertools
 
 import pytest
@@ -13,7 +14,7 @@ from c2v_sim.ops.projection_orthogonality import (
     projection_orthogonality_torch,
 )
 
-SHAPES = [(1, 1), (1, 65), (3, 7), (31, 65), (64, 63), (65, 130), (129, 5)]
+SHAPES = [(1, 1), (1, 65), (3, 7), (31, 65), (2, 1024), (1, 1025)]
 every_form = pytest.mark.parametrize("form", FORMS)
 every_backend = pytest.mark.parametrize("backend", FUSED)
 
@@ -56,6 +57,18 @@ def test_agrees_with_float64(backend, rows, clients, form):
 @pytest.mark.parametrize(("rows", "clients"), [(48, 576), (529, 577), (10, 1153)])
 def test_native_agrees_at_its_block_sizes(rows, clients, form):
     check(*problem(rows, clients), form, "native")
+
+
+@every_form
+@pytest.mark.parametrize("at_once", [7 * 20, 7 * 64])
+def test_columns_of_a_large_index_are_taken_some_at_a_time(monkeypatch, at_once, form):
+    z_p, index = problem(7, 65)
+    require(_operator, "triton", z_p, index)
+    kernels = importlib.import_module("c2v_sim.kernels.index_losses")
+    monkeypatch.setattr(kernels, "PRODUCTS", at_once)
+    check(z_p, index, form, "triton")
+    same = [value_and_gradient(z_p, index, form, "triton") for _ in range(2)]
+    assert all(map(torch.equal, *same))
 
 
 @every_form

@@ -5,7 +5,7 @@ import pytest
 import torch
 from backends import DEVICE, WITH_CUDA, assert_as_good_as_torch, require
 
-from c2v_sim.ops.sgd_step import _operator, _options, sgd_step_
+from c2v_sim.ops.sgd_step import _operator, _options, sgd_options, sgd_step_
 
 # name: options of sgd_step_; "linear"/"anchor"/"buffer" True asks problem() for the tensor.
 CASES = {
@@ -211,6 +211,24 @@ def test_refusals_name_what_was_wrong_and_change_nothing():
     with pytest.raises(RuntimeError, match=r"takes float32, not float64"):
         sgd_step_(params.double(), grads.double(), lr=0.1, backend="native")
     assert torch.equal(params, before)
+
+
+@pytest.mark.parametrize("backend", WITH_CUDA)
+def test_options_that_were_made_before_give_the_same_bits(backend):
+    require(_operator, backend, torch.zeros(1, 1, device=DEVICE))
+    g = torch.Generator().manual_seed(0)
+    p, grads, buffer = (torch.randn(3, 65, generator=g).to(DEVICE) for _ in range(3))
+    numbers = {"lr": 0.1, "momentum": 0.9, "max_grad_norm": 2.0}
+    numbers["weight_decay"] = torch.tensor([0.1, 0.0, 0.3], device=DEVICE)
+    made = sgd_options(p, **numbers)
+    ends = []
+    for options in (None, made):
+        row, velocity = p.clone(), buffer.clone()
+        sgd_step_(row, grads, velocity, **numbers, options=options, backend=backend)
+        ends.append((row, velocity))
+    assert all(map(torch.equal, *ends))
+    with pytest.raises(ValueError, match=r"options must be \[3, 5\], got \(1, 5\)"):
+        sgd_step_(p, grads, buffer, **numbers, options=made[:1])
 
 
 @pytest.mark.parametrize("backend", WITH_CUDA)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from backends import DEVICE, SIZES, WITH_CUDA, assert_as_good_as_torch, require
 
-from c2v_sim.ops.weighted_sum import _operator, weighted_sum
+from c2v_sim.ops.weighted_sum import _add_operator, _operator, add_weighted, weighted_sum
 
 
 def problem(rows, size, dtype=torch.float32, seed=0):
@@ -52,6 +52,18 @@ def test_native_bits_do_not_depend_on_threads(size):
     torch.set_num_threads(before)
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("size", [*SIZES, 2047, 2049])
+@pytest.mark.parametrize("rows", [1, 4, 7])
+def test_native_bits_row_by_row(rows, size):
+    arena, weights = (t.cpu() for t in problem(rows, size))
+    require(_add_operator, "native", arena[0], 1.0, arena[0])
+    out = torch.zeros(size)
+    for row, weight in zip(arena, weights.tolist(), strict=True):
+        add_weighted(row, weight, out, backend="native")
+    assert torch.equal(out, weighted_sum(arena, weights, backend="native"))
+    assert torch.allclose(out, weights @ arena, atol=1e-5)
 
 
 def test_refusals_name_what_was_wrong():

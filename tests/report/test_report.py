@@ -415,17 +415,16 @@ def test_a_folder_that_cannot_be_read_is_called_so(tmp_path, capsys):
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid(), reason="must begin as root")
-def test_a_folder_without_permission_is_called_so(tmp_path):
+@pytest.mark.parametrize("name", ["closed", "closed/run"])
+def test_a_folder_without_permission_is_called_so(for_everybody, name):
     """In a process that is not root: root may do everything."""
-    (tmp_path / "closed").mkdir(mode=0o700)
-    for path in (tmp_path, *list(tmp_path.parents)[:-2]):
-        path.chmod(path.stat().st_mode | 0o055)
+    (for_everybody / "closed").mkdir(mode=0o700)
     script = "import os, sys\nfrom c2v_sim.report import __main__ as report\nos.setuid(65534)\n"
     script += "sys.exit(report.main(sys.argv[1:]))"
-    command = [sys.executable, "-P", "-c", script, str(tmp_path / "closed")]
+    command = [sys.executable, "-P", "-c", script, str(for_everybody / name)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert "closed cannot be read: Permission denied; change its permissions" in done.stderr
+    assert f"{name} cannot be read: Permission denied; change its permissions" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["[]", "", '{"data": {"na', "null"])

@@ -152,6 +152,39 @@ def test_stopped_in_a_round_and_resumed_elsewhere_gives_the_same_bits(tmp_path, 
         simulator.close()
 
 
+def without_padding(layout, tensor):
+    """What an arena row, or several, looked like before rows were padded."""
+    parts = {layout.trainable: layout.parameters, layout.size: layout.parameters + layout.buffers}
+    slots = parts.get(tensor.shape[-1] if tensor.dim() else 0)
+    if slots is None:
+        return tensor
+    return torch.cat([tensor[..., slot.offset : slot.end] for slot in slots], dim=-1)
+
+
+@pytest.mark.parametrize("changes", [{"algorithm": "feddyn"}, {"algorithm": "moon"}, {}], ids=str)
+def test_a_checkpoint_from_before_rows_were_padded_goes_on(tmp_path, changes):
+    sampled = {} if changes else {"sampling": "divfl", "algorithm": "fedadam"}
+    settings = {"model": "resnet8", "norm": "batch", "batch_size": 4, **changes, **sampled}
+    config = RunConfig(**{**vars(CONFIG), "rounds": 3, **settings})
+    whole, resumed = (Simulator(image_federation(clients=4), config) for _ in range(2))
+    for record in whole.rounds():
+        run_directory.append_round(tmp_path, record)
+        if record.round == 2:
+            old = {n: without_padding(whole.layout, t) for n, t in whole.state().items()}
+            save_checkpoint(
+                tmp_path / "checkpoints", whole, tmp_path / run_directory.ROUNDS, state=old
+            )
+    assert old["server"].shape[1] == whole.layout.parameter_count + whole.layout.buffer_count
+    load(tmp_path, resumed)
+    assert [r.round for r in resumed.rounds()] == [3]
+    got, wanted = (
+        {n: without_padding(s.layout, t) for n, t in s.state().items()} for s in (resumed, whole)
+    )
+    assert same_tensors(got, wanted)
+    for simulator in (whole, resumed):
+        simulator.close()
+
+
 def flip_a_byte(path):
     data = bytearray(path.read_bytes())
     data[-3] ^= 1

@@ -58,6 +58,12 @@ def edit(file, old, new):
     file.write_text(text.replace(old, new))
 
 
+def test_a_folder_that_cannot_be_looked_into_is_named(tmp_path, capsys):
+    """As one without permission, which root always has."""
+    assert run.main(["--resume", str(tmp_path / ("x" * 300))]) == 2
+    assert "xxx cannot be read: File name too long" in capsys.readouterr().err
+
+
 def change_manifest(out, change):
     facts = json.loads((out / "manifest.json").read_text())
     change(facts)

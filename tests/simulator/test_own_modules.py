@@ -172,7 +172,9 @@ def adapted():
 def test_only_what_is_trained_has_rows_and_the_rest_is_shared():
     model = adapted()
     simulator, got = trained(FEDERATION, dataclasses.replace(CONFIG, lanes=3), model=model)
-    assert simulator.layout.size == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    trained_ones = [p.numel() for p in model.parameters() if p.requires_grad]
+    assert simulator.layout.parameter_count == sum(trained_ones)
+    assert simulator.layout.buffer_count == 0
     shared = simulator.model.whole[1].linear.weight
     assert all(
         lane.client.module.whole[1].linear.weight is shared for lane in simulator.lanes._lanes
@@ -241,7 +243,7 @@ def test_low_rank_adapters_of_peft():
         config = dataclasses.replace(CONFIG, algorithm=algorithm)
         simulator, got = trained(text_federation(), config, model=model)
         if algorithm == "fedavg":
-            assert simulator.layout.size == model.get_nb_trainable_parameters()[0]
+            assert simulator.layout.parameter_count == model.get_nb_trainable_parameters()[0]
             model.load_state_dict(got)
 
 

@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from c2v_sim.gpu_check.tolerance import beyond_torch
+
 # 1, primes, and one below, at and above the powers of two that kernels use as block sizes.
 SIZES = (1, 2, 3, 7, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 FUSED = ("native", "triton")
 WITH_CUDA = (*FUSED, "cuda")  # for operators with a csrc/cuda/<op>.cu; skipped without a GPU
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-# Absolute slack per dtype, for results that are zero in exact arithmetic.
-ATOL = {torch.float32: 1e-6, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 
 
 def require(operator, backend: str, *args) -> None:
@@ -26,22 +25,9 @@ def require(operator, backend: str, *args) -> None:
 def assert_as_good_as_torch(
     got: Tensor, torch32: Tensor, exact: Tensor, what: str = "", atol: float | None = None
 ) -> None:
-    """The rule of the project: error against float64 at most twice that of torch in float32.
-
-    Both errors are the largest over the tensor; `atol` (table above) covers a torch that
-    happens to be exact.
-    """
-    assert got.shape == exact.shape, f"{what}: shape {tuple(got.shape)}, not {tuple(exact.shape)}"
-    assert not got.isnan().any() or exact.isnan().any(), f"{what}: NaN in the result"
-    if exact.numel() == 0:
-        return
-    slack = ATOL[torch32.dtype] if atol is None else atol
-    scale = max(1.0, exact.abs().max().item())
-    error = (got.double() - exact).abs().max().item()
-    reference = (torch32.double() - exact).abs().max().item()
-    assert error <= 2 * reference + slack * scale, (
-        f"{what}: error {error:.3g}, torch {reference:.3g}"
-    )
+    """The rule of the project: error against float64 at most twice that of torch in float32."""
+    why = beyond_torch(got, torch32, exact, atol)
+    assert not why, f"{what}: {why}"
 
 
 def gradients(f: Callable[..., Tensor], inputs: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:

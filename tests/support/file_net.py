@@ -1,8 +1,10 @@
-"""Reads damaged files and says what went wrong: `python file_net.py FOLDER [MOST [SEED]]`.
+"""Reads damaged files and says what went wrong: `python file_net.py FOLDER [MOST [SEED [KIND…]]]`.
 
 A process of its own, which forks for every kind of file before torch has any thread. The results
-go to FOLDER/results.json: for each kind how many files were read, and a sentence for each problem.
-MOST: files of a kind, 0: all that `damages` gives; SEED: which, and where they are damaged.
+are printed and go to FOLDER/results.json: for each kind how many files were read, and a sentence
+for each problem. Exit code 1 where there is one.
+MOST: files of a kind, 0: all that `damages` gives; SEED: which, and where they are damaged;
+KIND: names of READERS, without one all of them.
 
 Allowed: a refusal (ValueError or OSError) that names the file, a fallback, or the very content that
 the good file has. Never: another exception, executed code, more than BYTES of memory or SECONDS of
@@ -19,7 +21,7 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from file_damage import Damage, damages
@@ -32,12 +34,19 @@ BYTES, SECONDS = 1_500_000_000, 20
 ALWAYS = ("empty", "bomb", "pickle", "deep", "claims", "of objects", "of many")
 
 
-def main(folder: Path, most: int = 0, seed: int = 0) -> None:
+def main(folder: Path, most: int = 0, seed: int = 0, kinds: Sequence[str] = ()) -> int:
+    """How many problems there are; each is printed."""
+    unknown = [kind for kind in kinds if kind not in READERS]
+    if unknown:
+        sys.exit(f"file_net: no kind {unknown[0]!r}; there are {', '.join(READERS)}")
     make_run_in_child(folder / "run")
     results = {}
-    for name in READERS:
+    for name in kinds or tuple(READERS):
         results[name] = problems_of(name, folder / name.replace(" ", "-"), most, seed)
         (folder / "results.json").write_text(json.dumps(results))
+        count, problems = results[name]
+        print(f"{name}: {count} files, {len(problems)} problems", *problems, sep="\n", flush=True)
+    return sum(len(problems) for _, problems in results.values())
 
 
 def make_run_in_child(out: Path) -> None:
@@ -142,4 +151,4 @@ def _fingerprint(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:]))
+    sys.exit(int(main(Path(sys.argv[1]), *map(int, sys.argv[2:4]), kinds=sys.argv[4:]) > 0))

@@ -1,8 +1,8 @@
 """The oldest versions that pyproject.toml allows, a pin a line: `oldest_versions.py [EXTRA…]`.
 
-With `--alone` first, those of the extras without the project's own: an extra may need a newer
-version of one of these. `make oldest` installs them. torch is pinned to the version that everything
-is tested with.
+The project's own and those of the extras together, so that pip refuses them where one needs a newer
+version of another. `make oldest` installs them. torch is pinned to the version that everything is
+tested with.
 """
 
 import re
@@ -29,8 +29,5 @@ def oldest(requirements: Iterable[str]) -> list[str]:
 if __name__ == "__main__":
     project = tomllib.loads(PROJECT.read_text())["project"]
     extras = project["optional-dependencies"]
-    names = sys.argv[1:]
-    alone = names[:1] == ["--alone"]
-    chosen = [] if alone else project["dependencies"]
-    chosen += [r for name in names[alone:] for r in extras[name]]
+    chosen = project["dependencies"] + [r for name in sys.argv[1:] for r in extras[name]]
     print(*oldest(chosen), sep="\n")

@@ -159,6 +159,23 @@ def test_a_table_shows_mean_std_paper_difference_and_gain(numbers):
     assert (numbers[1] / "table.md").read_text() == markdown
 
 
+def test_the_later_half_of_the_evaluations_stands_beside_the_best(real, tmp_path):
+    sweep = sweep_of(BASE + MAIN)
+    curves = {"fedavg-0-original": (0.1, 0.5, 0.3), "fedavg-1-original": (0.2, None, 0.4)}
+    curves |= {"fedavg-0-glob_i": (0.1, 0.45, 0.45), "moon-0-original": (0.9, 0.2, 0.4)}
+    for name, values in curves.items():
+        best = max(v for v in values if v)
+        made_up = cell(sweep, name)
+        make_up(real, tmp_path, made_up, best, seconds=(2.0, 2.0, 2.0), accuracies=values)
+    markdown = write_tables(sweep, tmp_path)
+    both = "40.00 ± 0.00 (2 of 3 seeds)"  # 0.5 and 0.3 of seed 0; 0.4 of seed 1
+    assert line(markdown, "fedavg", "later half") == [both, "45.00 (1 of 3 seeds)"]
+    assert line(markdown, "fedavg", "gain, later half") == ["", "+5.00 (1 of 3 seeds)"]
+    assert line(markdown, "moon", "later half") == ["30.00 (1 of 3 seeds)", ""]
+    place = written(tmp_path)[0]["places"][1]
+    assert (place["late"], place["late_gain"]) == pytest.approx((45.0, 5.0))
+
+
 def test_cells_without_a_result_are_shown_as_such(numbers):
     markdown = write_tables(*numbers)
     original, steered = line(markdown, "moon", "here")

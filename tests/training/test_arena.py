@@ -13,13 +13,43 @@ def resnet(norm="batch"):
 def test_layout_covers_every_tensor_once():
     model = resnet()
     layout = layout_of(model)
-    assert layout.trainable == sum(p.numel() for p in model.parameters())
+    assert layout.parameter_count == sum(p.numel() for p in model.parameters())
     floats = sum(b.numel() for b in model.buffers() if b.is_floating_point())
-    assert layout.size == layout.trainable + floats
-    ends = [slot.end for slot in layout.parameters + layout.buffers]
-    starts = [slot.offset for slot in layout.parameters + layout.buffers]
-    assert starts == [0, *ends[:-1]]
+    assert layout.buffer_count == floats
+    covered = torch.zeros(layout.size, dtype=torch.int64)
+    for slot in layout.parameters + layout.buffers:
+        slot.view(covered).add_(1)
+    assert covered.max() == 1
+    assert covered.sum() == layout.parameter_count + floats
     assert all("num_batches_tracked" in name for name in layout.integers)
+
+
+@pytest.mark.parametrize("model", ["resnet8", "mlp", "cnn", "cct"])
+def test_tensors_begin_at_16_bytes_and_rows_at_128(model):
+    layout = layout_of(build_model(model, classes=3, input_shape=(16, 16, 3), seed=0))
+    arena = Arena(layout, 3)
+    slots = layout.parameters + layout.buffers
+    assert all(slot.view(row).data_ptr() % 16 == 0 for slot in slots for row in arena.data)
+    assert 4 * layout.trainable % 128 == 4 * layout.size % 128 == 0
+    assert 0 <= layout.trainable - layout.parameters[-1].end < 32
+    assert all(slot.offset >= layout.trainable for slot in layout.buffers)
+
+
+def test_rows_without_padding_are_spread_and_others_are_left_alone():
+    layout = layout_of(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))  # 6, 2, 2, 2; 2, 2
+    packed = torch.arange(1, 13.0)
+    rows = layout.spread(torch.stack([packed, -packed])[:, :12], layout.trainable)
+    assert rows.shape == (2, 32)
+    assert rows[0, :18].tolist() == [*range(1, 7), 0, 0, 7, 8, 0, 0, 9, 10, 0, 0, 11, 12]
+    assert not rows[:, 18:].any()
+    assert torch.equal(rows[1], -rows[0])
+    whole = layout.spread(torch.arange(1, 17.0), layout.size)
+    assert whole.shape == (64,)
+    assert torch.equal(whole[:32], rows[0])
+    assert whole[32:38].tolist() == [13, 14, 0, 0, 15, 16]
+    for other in (rows, torch.ones(2, 11), torch.ones(12, 3)):
+        assert layout.spread(other, layout.trainable) is other
+    assert layout.spread(packed, 40) is packed
 
 
 def test_read_and_state_dict_are_inverse():
@@ -94,6 +124,6 @@ def test_half_parameters_are_refused_by_name_unless_they_are_frozen():
     with pytest.raises(ValueError, match=r"parameter 0.weight must be float32 to be trained"):
         layout_of(model)
     model[0].requires_grad_(False)
-    assert layout_of(model).trainable == 6
+    assert layout_of(model).parameter_count == 6
     with pytest.raises(ValueError, match="no parameters"):
         layout_of(model.requires_grad_(False))

@@ -19,7 +19,6 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.training import Pairs, train_network
-from c2v_sim.models.cct import CCT, Attention
 from c2v_sim.system.errors import TrainingError
 from c2v_sim.training import cuda_lane
 from c2v_sim.training.arena import Arena, layout_of
@@ -351,7 +350,22 @@ def test_a_module_that_is_not_capturable_runs_as_it_is(cuda, use_stand_in, monke
     use_stand_in()
     train(lanes_for(tiny()), LoggedData(cuda, 16), [16])
     assert not cuda.graphs
-    assert not any(m.capturable for m in CCT(4, (16, 16, 3)).modules() if type(m) is Attention)
+
+
+def test_attention_with_dropout_is_recorded(cuda, use_stand_in, monkeypatch):
+    """As on a GPU, where the seed of the mask stays on the device."""
+    monkeypatch.setattr("c2v_sim.models.attention.on_the_host", lambda q: False)
+    monkeypatch.setattr("c2v_sim.models.cct.BLOCKS", 2)
+    config = RunConfig(**SETTINGS | {"model": "cct", "lanes": 1, "rounds": 1})
+    ends = []
+    for _ in range(2):
+        simulator = Simulator(image_federation(clients=3, smallest=16, side=8), config)
+        simulator.run()
+        simulator.close()
+        ends.append(simulator)
+        use_stand_in()
+    assert same_bits(*ends)
+    assert sum(g.replays for g in cuda.graphs) > 2
 
 
 def test_an_index_that_moves_is_not_recorded(cuda, run_both):
@@ -399,11 +413,12 @@ def test_another_index_is_recorded_anew(cuda, use_stand_in):
     assert cuda.graphs
 
 
-def test_the_index_network_has_the_bits_of_the_cpus(cuda, use_stand_in):
+@pytest.mark.parametrize("strategy", ["global", "federated"])
+def test_the_index_network_has_the_bits_of_the_cpus(cuda, use_stand_in, strategy):
     federation, images, labels = planted(clients_per_domain=1, samples=17, classes=5)
     pairs = Pairs(images, labels, federation.dataset.y_train, CPU)
     config = IndexConfig(
-        strategy="federated",
+        strategy=strategy,
         epochs=2,
         local_epochs=2,
         participation=0.5,

@@ -67,14 +67,26 @@ def test_an_error_stops_the_other_lanes_and_is_raised(lanes):
 def test_lane_count(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     monkeypatch.setattr("c2v_sim.training.lanes.free_memory", lambda device: 10_000)
-    assert lane_count(5, cpu, lambda: 1) == lane_count(5, cuda, lambda: 1) == 5
-    assert lane_count(0, cpu, lambda: 1 << 60) >= 1
-    assert [lane_count(0, cuda, lambda size=size: size) for size in (1, 1000, 2500, 99999)] == [
-        8,
-        5,
-        2,
-        1,
-    ]
+    assert lane_count(5, cpu, lambda: 1, 9) == lane_count(5, cuda, lambda: 1, 9) == 5
+    assert lane_count(5, cpu, lambda: 1, 3) == lane_count(5, cuda, lambda: 1, 3) == 3
+    assert 1 <= lane_count(0, cpu, lambda: 1 << 60, 2) <= 2
+    sizes = (1, 1000, 2500, 99999)
+    assert [lane_count(0, cuda, lambda size=size: size, 40) for size in sizes] == [8, 5, 2, 1]
+
+
+def test_the_lanes_of_a_gpu_take_equally_many_turns(monkeypatch):
+    monkeypatch.setattr("c2v_sim.training.lanes.free_memory", lambda device: 10_000)
+    cohorts = {3: 3, 8: 8, 9: 5, 10: 5, 16: 8, 17: 6, 100: 8}  # at most 8 lanes
+    for cohort, lanes in cohorts.items():
+        assert lane_count(0, torch.device("cuda"), lambda: 1, cohort) == lanes, cohort
+
+
+def test_more_lanes_than_a_gpu_has_streams_are_refused():
+    cuda = torch.device("cuda")
+    assert lane_count(32, cuda, lambda: 1, 100) == 32
+    assert lane_count(33, torch.device("cpu"), lambda: 1, 100) == 33
+    with pytest.raises(ValueError, match=r"lanes must be at most 32 on a GPU, .* got 33"):
+        lane_count(33, cuda, lambda: 1, 100)
 
 
 def test_intra_op_threads_restores():

@@ -25,12 +25,12 @@ def test_memory_keeps_its_address_and_what_was_left_there(client):
 
 def test_an_algorithm_may_choose_the_names_of_the_optimiser(client):
     own = client.memory("velocity", 2).fill_(3)
-    step = Sgd(0.1, momentum=0.9).start(client)  # its velocity has 8 numbers and starts at zero
+    step = Sgd(0.1, momentum=0.9).start(client)  # its velocity has 32 numbers and starts at 0
     client.gradients.fill_(1)
     step()
     assert own.tolist() == [3, 3]
-    theirs = client.owned_memory("optimiser", "velocity", (8,))
-    torch.testing.assert_close(theirs, torch.ones(8))
+    theirs = client.owned_memory("optimiser", "velocity", (32,))
+    torch.testing.assert_close(theirs, torch.ones(32))
 
 
 def test_another_shape_is_refused(client):

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from c2v_sim.training.arena import layout_of
 from c2v_sim.training.local_client import LocalClient
@@ -28,7 +29,7 @@ from c2v_sim.training.optimisers import Adam, Sgd, of_torch
 )
 def test_steps_equal_torch_and_a_new_start_forgets(ours, theirs):
     g = torch.Generator().manual_seed(0)
-    module = nn.Linear(6, 7)
+    module = nn.Linear(7, 8)  # a row without padding
     client = LocalClient(module, layout_of(module), torch.device("cpu"))
     row, gradients = client.parameters, client.gradients
     client.model.bind(client.row.data[0], client.row.integers[0])
@@ -58,7 +59,7 @@ def test_an_algorithms_terms_through_torch_are_those_of_the_fused_step():
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
     for optimiser in (Sgd(**settings), of_torch(torch.optim.SGD, **settings)):
         g = torch.Generator().manual_seed(0)
-        module = nn.Linear(6, 7)
+        module = nn.Linear(7, 8)  # a row without padding
         client = LocalClient(module, layout_of(module), torch.device("cpu"))
         client.model.bind(client.row.data[0], client.row.integers[0])
         size = len(client.parameters)
@@ -85,3 +86,33 @@ def test_an_algorithms_terms_through_torch_are_those_of_the_fused_step():
 def test_an_optimiser_that_cannot_be_used_is_refused(make, message):
     with pytest.raises((ValueError, TypeError), match=message):
         of_torch(make, lr=0.1, momentum=0.9, weight_decay=0.0)
+
+
+class Counted(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket._qualified_op_name)
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_with_a_weight_decay_of_the_client_is_one_operator():
+    """FedDyn's; its options are made when the client begins, at an address of the lane."""
+    module = nn.Linear(7, 8)
+    client = LocalClient(module, layout_of(module), torch.device("cpu"))
+    sgd, addresses, ends = Sgd(0.1, momentum=0.9, weight_decay=0.01), set(), []
+    for extra in (0.2, 0.4):
+        client.parameters.fill_(1.0)
+        client.gradients.fill_(1.0)
+        step = sgd.start(client, extra_decay=torch.tensor([extra]), max_grad_norm=100.0)
+        addresses.add(client.owned_memory("optimiser", "options", (1, 5)).data_ptr())
+        with Counted() as counted:
+            step()
+        computing = [name for name in counted.names if not name.startswith("aten::")]
+        assert len(computing) == 1
+        assert set(counted.names) - set(computing) <= {"aten::unsqueeze", "aten::detach"}
+        ends.append(client.parameters[0].item())
+    assert len(addresses) == 1
+    assert ends == pytest.approx([1 - 0.1 * 1.21, 1 - 0.1 * 1.41])

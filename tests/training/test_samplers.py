@@ -274,7 +274,7 @@ def test_a_sketch_keeps_distances_and_angles_up_to_chance():
         simulator.run()
         simulator.close()
     width, whole = sketched.sampler.updates.width, exact.sampler.updates.width
-    assert (width, whole) == (400, 3 * 16 * 16 * 4 + 4)
+    assert (width, whole) == (400, exact.layout.trainable)
     apart = ~np.eye(12, dtype=bool)
     ratio = (sketched.sampler.updates.table / exact.sampler.updates.table).numpy()[apart]
     assert abs(ratio.mean() - 1) < 0.1

@@ -3,7 +3,8 @@
 Enters: a sweep and its directory. Leaves: one Entry per place of the table: the value of each
 seed, why others are missing, and the paper's value. Accuracies are in %, times in seconds.
 
-    accuracy   max over rounds of the mean accuracy over clients
+    accuracy   max over rounds of the mean accuracy over clients; beside it, the mean of the later
+               half of the evaluations
     time       the rounds' seconds, all stages, up to the first round that is at least as accurate
                as the best of the run without index that has the same seed
     index      cosines of β^f within and between domains, and more of index/quality.py
@@ -18,7 +19,7 @@ from pathlib import Path
 from c2v_sim.config import RunConfig, saved_config
 from c2v_sim.run.files import CONFIG, JsonObject
 from c2v_sim.run.reader import Run, failure_file, failure_reason, read_run, run_state
-from c2v_sim.simulator.records import RoundRecord
+from c2v_sim.simulator.records import Result, RoundRecord
 from c2v_sim.sweep.file import Cell, Sweep, cell_folder
 from c2v_sim.sweep.tables.layout import SEEDS
 from c2v_sim.sweep.tables.paper import paper_value
@@ -61,6 +62,10 @@ class CellRun:
         assert self.run.result is not None
         return self.run.result["best_accuracy"]
 
+    @property
+    def late(self) -> float | None:
+        return Result(self.records).late
+
 
 @dataclass
 class Entry:
@@ -74,6 +79,8 @@ class Entry:
     paper_mean: float | None = None
     paper_std: float | None = None
     gains: dict[str, float] = field(default_factory=dict)  # seed -> value - original's
+    late: dict[str, float] = field(default_factory=dict)  # seed -> mean of the later half
+    late_gains: dict[str, float] = field(default_factory=dict)
     paper_gain: float | None = None
 
     @property
@@ -140,6 +147,8 @@ def make_entries(sweep: Sweep, runs: list[CellRun]) -> list[Entry]:
             for run in entry.runs:
                 done = run.status == "done"
                 add_value(entry, run, measure(run, column, runs) if done else run.status)
+                if done and run.late is not None and table.kind == "accuracy":
+                    entry.late[run.seed] = 100.0 * run.late
             if table.paper:
                 labels = [*row.values(), column]
                 entry.paper_mean, entry.paper_std = paper_value(table.paper, labels)
@@ -215,10 +224,15 @@ def add_gains(entries: list[Entry]) -> None:
         original = originals.get(tuple(entry.rows.values()))
         if original is None or original is entry:
             continue
-        both = entry.values.keys() & original.values.keys()
-        entry.gains = {s: entry.values[s] - original.values[s] for s in entry.values if s in both}
+        entry.gains = differences(entry.values, original.values)
+        entry.late_gains = differences(entry.late, original.late)
         if entry.paper_mean is not None and original.paper_mean is not None:
             entry.paper_gain = entry.paper_mean - original.paper_mean
+
+
+def differences(values: dict[str, float], others: dict[str, float]) -> dict[str, float]:
+    """Of the seeds that both have."""
+    return {seed: value - others[seed] for seed, value in values.items() if seed in others}
 
 
 Measure = Callable[[CellRun, str, list[CellRun]], float | str]

@@ -29,7 +29,9 @@ from c2v_sim.sweep.tables.results import (
     CellRun,
     Entry,
     make_entries,
+    mean,
     read_cells,
+    spread,
 )
 from c2v_sim.sweep.tables.times import time_taken
 
@@ -37,7 +39,8 @@ FILES = ("table.md", "table.csv", "table.json")
 MINUS = "\N{MINUS SIGN}"
 SELECTION = {
     "accuracy": "Each value is the best over rounds of the mean test accuracy over clients in %; "
-    "± is the population standard deviation over seeds.",
+    "± is the population standard deviation over seeds. Later half: the mean of the later half of "
+    "the evaluations, which depends less on chance than the best.",
     "time": "Seconds of all four stages of the rounds, evaluation included; the index is made once "
     "per seed, and one from the cache counts what it took when it was built. FedAvg's best is the "
     "best over rounds. Cells that ran side by side slowed one another: --jobs 1 avoids it.",
@@ -112,6 +115,10 @@ def record(entry: Entry, comparisons: list[Comparison]) -> JsonObject:
         "gain": entry.gain,
         "gain_std": entry.gain_std,
         "paper_gain": entry.paper_gain,
+        "late": mean(entry.late.values()),
+        "late_std": spread(entry.late.values()),
+        "late_gain": mean(entry.late_gains.values()),
+        "late_gain_std": spread(entry.late_gains.values()),
         "data": list(data),
         "deviations": list(odd),
     }
@@ -170,10 +177,11 @@ def here_text(entry: Entry) -> str:
     return f"{text} ({len(entry.values)} of {len(entry.runs)} seeds; {', '.join(counted)})"
 
 
-def gain_text(entry: Entry) -> str:
-    text = number(entry.column, entry.gain, entry.gain_std, sign=True)
-    fewer = 0 < len(entry.gains) < len(entry.runs)
-    return f"{text} ({len(entry.gains)} of {len(entry.runs)} seeds)" if fewer else text
+def of_seeds(entry: Entry, values: dict[str, float], sign: bool = False) -> str:
+    """Mean and deviation of `values` by seed, and of how many seeds where some are missing."""
+    text = number(entry.column, mean(values.values()), spread(values.values()), sign)
+    fewer = 0 < len(values) < len(entry.runs)
+    return f"{text} ({len(values)} of {len(entry.runs)} seeds)" if fewer else text
 
 
 # The lines of a row; one that is empty in the whole table is left out.
@@ -181,8 +189,10 @@ LINES: dict[str, Callable[[Entry], str]] = {
     "here": here_text,
     "paper": lambda e: number(e.column, e.paper_mean, e.paper_std),
     "difference": lambda e: number(e.column, e.difference, sign=True),
-    "gain here": gain_text,
+    "gain here": lambda e: of_seeds(e, e.gains, sign=True),
     "gain, paper": lambda e: number(e.column, e.paper_gain, sign=True),
+    "later half": lambda e: of_seeds(e, e.late),
+    "gain, later half": lambda e: of_seeds(e, e.late_gains, sign=True),
 }
 
 

@@ -43,19 +43,21 @@ class LastUpdates:
     def __init__(
         self, run: SamplerRun, measure: Measure, sketch: int, seed: int, owner: str = "sampler"
     ) -> None:
-        clients, self.trainable = run.clients, run.layout.trainable
+        clients, layout, self.trainable = run.clients, run.layout, run.layout.trainable
         check_fits(run.device, {f"distances between {clients} clients": 4 * clients**2})
         self.measure = measure
-        self.width = min(sketch, self.trainable) or self.trainable
+        whole = not 0 < sketch < layout.parameter_count
+        self.width = self.trainable if whole else sketch
         self.rows = run.client_rows(f"{owner}.update", self.width)
         self.table = run.server_state(f"{owner}.distances", clients, clients)  # D
         self._buckets: Tensor | None = None
-        if self.width < self.trainable:
+        if not whole:
             draw = rng(seed, SKETCH)
-            buckets = draw.integers(0, self.width, size=self.trainable)
-            signs = 2 * draw.integers(0, 2, size=self.trainable, dtype=np.int8) - 1
-            self._buckets = torch.from_numpy(buckets).to(run.device)
-            self._signs = torch.from_numpy(signs).to(run.device)
+            buckets = draw.integers(0, self.width, size=layout.parameter_count)
+            signs = 2 * draw.integers(0, 2, size=layout.parameter_count, dtype=np.int8) - 1
+            # The padding of a row gets sign 0: it is in no bucket.
+            places = (layout.spread(torch.from_numpy(t), self.trainable) for t in (buckets, signs))
+            self._buckets, self._signs = (place.to(run.device) for place in places)
 
     @property
     def known(self) -> np.ndarray:  # bool [M]

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import time
 
 import pytest
 from federations import image_federation
@@ -49,9 +50,17 @@ def log_records(file):
 
 
 def wandb_runs(folder):
-    """The runs in wandb's folder, oldest first, as lists of records."""
+    """The runs in wandb's folder, oldest first, as lists of records.
+
+    `finish` returns before wandb's own process has written them; the last is that of the exit.
+    """
     files = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))
-    return [list(log_records(file)) for file in files]
+    for _ in range(600):
+        runs = [list(log_records(file)) for file in files]
+        if all(of_kind(records, "exit") for records in runs):
+            break
+        time.sleep(0.1)
+    return runs
 
 
 def values(items):

@@ -1,0 +1,95 @@
+"""A block of clients through any network that stacks: a step of all of them as one computation.
+
+The models of a block are rows of the lane's own memory [k, size], as the cohort's are, so the step
+of the optimiser is the fused one, and a GPU's lane can record the whole step
+(training/cuda_lane.py): all that it reads and writes keeps its address, and what differs from step
+to step is one table [clients, 1 + B] of counts and sample ids. To have few kinds of step, the
+number of clients that still train and the length of a batch are rounded up; padding counts for
+nothing in losses, gradients and batch statistics, and a client that has finished is not moved.
+"""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from c2v_sim import ops
+from c2v_sim.system.errors import Interrupted
+from c2v_sim.training.lane import Lane
+from c2v_sim.training.local_training import CohortTraining
+from c2v_sim.training.optimisers import Sgd
+from c2v_sim.training.stacked.batches import Batches, make_batches
+from c2v_sim.training.stacked.networks import rows_as, stacked_logits
+
+CLIENTS_STEP, LENGTH_STEP = 4, 16  # what both are rounded up to
+
+
+def train_network_block(
+    training: CohortTraining, lane: Lane, clients: list[int], t: int, capacity: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Train `clients`, at most `capacity`, the one with most steps first.
+
+    Their mean losses [k], rows [k, size] and counts of batches [k, integers].
+    """
+    local, server, layout = training.local, training.server, training.server.layout
+    sgd, client, k = local.optimiser, lane.client, len(clients)
+    if not isinstance(sgd, Sgd):
+        raise ValueError(f"train_stacked: the optimiser must be the fused SGD, got {sgd}")
+    batches = make_batches([training.samples[id] for id in clients], clients, local, t)
+
+    def memory(name: str, *shape: int) -> Tensor:
+        return client.owned_memory("stacked", name, (capacity, *shape))
+
+    rows, total = memory("rows", layout.size), memory("loss").zero_()
+    gradients = memory("gradients", layout.trainable).zero_()
+    velocity = memory("velocity", layout.trainable).zero_() if sgd.momentum else None
+    rows[:k] = server.data[0]
+    client.module.train()
+    lane.prepare(training.version, capturable=training.objective.capturable)
+
+    def step(table: Tensor) -> None:
+        active, n = len(table), table[:, 0]
+        ids = table[:, 1:]
+        x, y = training.data.batch(ids.flatten())
+        real = torch.arange(ids.shape[1], device=ids.device) < n[:, None]  # [active, B]
+        share = real / n.clamp(min=1)[:, None]
+        out, p, _ = stacked_logits(client.module, layout, rows[:active], x, real.float())
+        each = F.cross_entropy(out, y, reduction="none").view(real.shape)
+        loss = (torch.where(real, each, 0.0) * share).sum(1)
+        of_loss = torch.autograd.grad(loss.sum(), p, allow_unused=True)
+        for slot, gradient in zip(layout.parameters, of_loss, strict=True):
+            if gradient is not None:  # else it stays 0
+                rows_as(slot, gradients[:active]).copy_(gradient)
+        total[:active] += loss.detach() * n
+        ops.sgd_step_(
+            rows[:active, : layout.trainable],
+            gradients[:active],
+            None if velocity is None else velocity[:active],
+            lr=sgd.lr * (n > 0),  # who has finished stays where it is
+            momentum=sgd.momentum,
+            weight_decay=sgd.weight_decay,
+        )
+
+    tables = lane.upload(tables_of(batches, local.batch_size))
+    for number, in_step in enumerate(batches.counts):
+        if training.lanes.stopped():
+            raise Interrupted
+        active = rounded(int(np.count_nonzero(in_step)), CLIENTS_STEP, k)
+        length = rounded(int(in_step.max()), LENGTH_STEP, tables.shape[2] - 1)
+        client.variant = "stacked", length
+        lane.step(step, tables[number, :active, : 1 + length])
+    steps = torch.from_numpy(np.count_nonzero(batches.counts, axis=0)).to(rows.device)
+    samples = torch.from_numpy(batches.counts.sum(axis=0)).to(rows.device)
+    return total[:k] / samples, rows[:k], server.integers[:1] + steps[:, None]
+
+
+def tables_of(batches: Batches, batch_size: int) -> np.ndarray:  # [steps, k, 1 + B]
+    """Counts and sample ids side by side, padded to the length that batches are rounded up to."""
+    ids = batches.ids.numpy()
+    length = rounded(ids.shape[2], LENGTH_STEP, batch_size)
+    wider = np.concatenate([ids, np.repeat(ids[:, :, -1:], length - ids.shape[2], axis=2)], axis=2)
+    return np.concatenate([batches.counts[:, :, None], wider], axis=2)
+
+
+def rounded(count: int, step: int, most: int) -> int:
+    return min(most, -(-count // step) * step)
