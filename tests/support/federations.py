@@ -65,7 +65,7 @@ def bits(tensors, ordered=True):
     if not ordered:
         rows = [tensors[name] for name in sorted(tensors) if ".rows." in name]
         tensors = {name: t for name, t in tensors.items() if ".rows." not in name}
-        tensors |= {"rows": torch.cat(rows)} if rows else {}
+        tensors |= {"rows": torch.cat([r.flatten() for r in rows])} if rows else {}
     for name in sorted(tensors):
         digest.update(name.encode())
         digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
