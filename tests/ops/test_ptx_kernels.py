@@ -20,6 +20,7 @@ import ptx_driver
 
 # Sizes are 1, primes, one below, at and above the blocks. The first of each also runs for sm_90.
 CASES = {
+    "dropout_mask": [(7, 129, 3), (1, 1), (8, 128), (9, 127, 2**40)],
     "weighted_sum": [(3, 7, 1), (1, 1), (10, 1023), (4, 1024), (5, 1025, 1), (3, 2048, 4),
                      (3, 1040, 0, "bfloat16"), (2, 1031, 1, "float16")],
     "sgd_step": [(2, 1025, 1), (1, 1), (2, 7), (2, 1023), (2, 1024), (2, 2048, 4),
@@ -35,6 +36,7 @@ CASES = {
 }  # fmt: skip
 OFFSETS = (0, 1)
 MORE = {  # make fuzz
+    "dropout_mask": [*product((2, 17), (2, 31, 257), OFFSETS)],
     "weighted_sum": [*product((1, 2, 17), (2, 127, 128, 129, 4097), OFFSETS)],
     "sgd_step": [*product((1, 3), (2, 127, 129, 4097), OFFSETS)],
     "fused_ffn": [*product((2, 63, 129, 600), (8, 31, 64), (67,), (0.1,), OFFSETS)],

@@ -64,6 +64,7 @@ def test_the_global_model(tmp_path):
     assert plain.run().final.held_out is None
     assert torch.equal(plain.server.data, simulator.server.data)
     assert plain.client_accuracy.tolist() == simulator.client_accuracy.tolist()
+    assert records[-1].accuracy_global == pytest.approx(records[-1].accuracy_weighted)
     plain.close()
 
 

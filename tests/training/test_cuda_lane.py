@@ -277,8 +277,10 @@ def same_bits(plain, replayed):
 def test_every_algorithm_has_the_bits_of_the_cpus(cuda, run_both, algorithm):
     # Evaluation after every round binds the lanes' modules to the global row and back.
     model = {"model": "resnet8"} if algorithm == "fedbn" else {}  # which keeps batch norms
-    assert same_bits(*run_both({"algorithm": algorithm} | model))
-    assert sum(g.replays for g in cuda.graphs) > 40
+    plain, replayed = run_both({"algorithm": algorithm} | model)
+    assert same_bits(plain, replayed)
+    replays = sum(g.replays for g in cuda.graphs)
+    assert replays > 40 if plain.algorithm.capturable else replays == 0
 
 
 @pytest.mark.parametrize("model", ["cnn", "resnet8"])

@@ -28,13 +28,14 @@ def test_clients(
         name = federation.dataset.name
         raise ValueError(f"evaluate: {name} has no test samples; give from_arrays test arrays")
     parts = (lanes, server, data)
-    of_nobody = models_of(algorithm) == 1
+    one_model = models_of(algorithm) == 1
+    of_nobody = one_model and federation.held_out is None  # or they are those of the held-out
     marks = correct_at_home(*parts, partition, algorithm, tuning(training, algorithm))
     result = accuracy(marks, partition, of_nobody=of_nobody)
     if isinstance(algorithm, Mixture):
         marks = correct_at_home(*parts, partition, algorithm.inner)
         result = dataclasses.replace(result, shared=accuracy(marks, partition).clients)
-    elif algorithm.tested == PERSONAL and of_nobody:
+    elif algorithm.tested == PERSONAL and one_model:
         shared = accuracy(correct(*parts), partition).clients
         result = dataclasses.replace(result, shared=shared)
     held_out = held_out_accuracy(*parts, federation, algorithm)
