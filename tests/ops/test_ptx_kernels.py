@@ -30,7 +30,6 @@ CASES = {
     "index_losses": [(7, 31, 1), (1, 1), (17, 513), (16, 128)],
     "projection_orthogonality": [(7, 3, 31, "unit", 1), (1, 1, 1, "cosine"), (2, 1025, 8, "cosine"),
                                  (3, 65, 129, "raw"), (16, 16, 128, "raw", 0, "bfloat16")],
-    "dropout_mask": [(7, 31, 5), (1, 1), (9, 129, 2**33), (8, 128)],
     "client_scores": [(9, 31, 7, True, 1), (1, 1, 1), (8, 256, 65), (17, 257, 3, False),
                       (7, 16, 2, True, 0, "float32", 1e-30), (16, 48, 5, True, 0, "bfloat16")],
 }  # fmt: skip
@@ -45,7 +44,6 @@ MORE = {  # make fuzz
         *product((2, 64, 129), (5, 130), (33,), ("unit", "cosine", "raw"), OFFSETS)
     ],
     "client_scores": [*product((2, 65), (15, 16, 600), (1, 64, 129), (True,), OFFSETS)],
-    "dropout_mask": [*product((2, 63, 129), (3, 127, 257))],
 }
 
 
