@@ -92,6 +92,7 @@ class Trained:
     start: Tensor
     seconds: float  # of the last round
     recorded: int  # kinds of step, over all lanes
+    records: bool  # whether any should be
 
 
 def trained(
@@ -111,7 +112,7 @@ def trained(
     )
     config = dataclasses.replace(config, **dict(case.settings))  # type: ignore[arg-type]
     algorithm = ALGORITHMS[config.algorithm](config)
-    algorithm.capturable = algorithm.capturable and replay
+    algorithm.capturable = can_record = algorithm.capturable and replay
     simulator = Simulator(federation(case), config, algorithm=algorithm)
     start = simulator.server.data[0].cpu().clone()
     try:
@@ -123,7 +124,8 @@ def trained(
         wait_for(device)
         taken = time.perf_counter() - begun
         state = {name: t.cpu().clone() for name, t in simulator.state().items()}
-        return Trained(state, start, taken, simulator.lanes.recorded)
+        recorded = simulator.lanes.recorded
+        return Trained(state, start, taken, recorded, device.type == "cuda" and can_record)
     finally:
         simulator.close()
 
@@ -184,7 +186,7 @@ def compare(
             wrong.append(f"{name} has other bits than {first} (by {off:.3g})")
         elif not off <= ROUNDING * moved:
             wrong.append(f"{name} is {off:.3g} off, after a way of {moved:.3g}")
-        if ways[name].replay and device.type == "cuda" and not end.recorded:
+        if end.records and not end.recorded:
             wrong.append(f"{name}: no step was recorded")
     if wrong:
         raise CheckFailed("; ".join(wrong), facts)
