@@ -6,6 +6,7 @@ which h, the previous model and G are no longer their beginnings.
 
 import numpy as np
 import pytest
+import torch
 
 from c2v_sim import Federation, RunConfig, Simulator
 
