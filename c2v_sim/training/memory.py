@@ -50,15 +50,17 @@ def lane_bytes(
     return 4 * row + 2 * sum(kept.values()) * batch_size // samples
 
 
-def check_fits(device: torch.device, parts: dict[str, int]) -> None:
+REMEDY = "take a smaller model, a lower participation or fewer lanes"
+
+
+def check_fits(device: torch.device, parts: dict[str, int], remedy: str = REMEDY) -> None:
     """Refuse a run whose `parts` (what -> bytes) together exceed the free memory."""
     free, total = free_memory(device), sum(parts.values())
     if total > SHARE * free:
         listed = ", ".join(f"{what} {in_bytes(size)}" for what, size in parts.items() if size)
         raise ValueError(
             f"this run needs {in_bytes(total)} on {device} ({listed}), and {in_bytes(SHARE * free)}"
-            f" of {in_bytes(free)} free may be used; take a smaller model, a lower participation "
-            "or fewer lanes"
+            f" of {in_bytes(free)} free may be used; {remedy}"
         )
 
 

@@ -147,3 +147,9 @@ def test_what_does_not_go_with_clusters_is_refused():
         Simulator(FEDERATION, config, sampler=lambda seed, t, sizes, k: np.arange(k))
     with pytest.raises(ConfigError, match="clusters must be at most the 6 clients, got 7"):
         Simulator(FEDERATION, RunConfig(improve=("clustering",), clusters=7))
+
+
+def test_more_models_than_memory_are_refused():
+    config = RunConfig(**SETTINGS | {"algorithm": "ifca", "ifca_models": 10**9})
+    with pytest.raises(ValueError, match=r"1,000,000,000 global models .* or fewer of them"):
+        Simulator(FEDERATION, config)

@@ -21,6 +21,7 @@ from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.client_rows import ClientRows
 from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.memory import check_fits
 from c2v_sim.training.optimisers import StepTerms
 
 PREFIX = "cluster"  # of the names of the server's tensors: cluster0.velocity
@@ -87,7 +88,10 @@ class InClusters(Algorithm):
         for name in [name for name in run.tensors if name.startswith(PREFIX)]:
             del run.tensors[name]
         self.assigned = assigned
-        run.server.grow(count or int(assigned.max()) + 1)
+        count = count or int(assigned.max()) + 1
+        models = {f"{count:,} global models": 4 * run.layout.size * count}
+        check_fits(run.device, models, "take a smaller model, or fewer of them")
+        run.server.grow(count)
         facts = {f: getattr(run, f) for f in RunParts.__dataclass_fields__}
         self.parts, self.clusters = list[ClusterParts](), list[Algorithm]()
         for number in range(len(run.server.data)):
