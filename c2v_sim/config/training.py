@@ -24,7 +24,7 @@ of_images = of_training.needing(dataset=[name for name in DATASETS if not DATASE
 class TrainingSettings:
     """What is trained, and how."""
 
-    model: str = of_model("cnn", "client model", PACE | MEMORY, MODELS, common=True, told=PAPER)
+    model: str = of_model("cnn", "model", PACE | MEMORY, MODELS, common=True, told=PAPER)
     norm: str = of_norm(
         "batch", "normalisation of the residual networks and mobilenetv2", PACE | MEMORY, NORMS
     )

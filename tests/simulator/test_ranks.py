@@ -18,7 +18,7 @@ def ends(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(SUPPORT)}
     command = [sys.executable, "-P", str(SUPPORT / "rank_driver.py"), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1500, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return {size: json.loads((folder / f"{size}.json").read_text()) for size in SIZES}
 
