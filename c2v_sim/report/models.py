@@ -20,6 +20,8 @@ def projection_data(run: Run) -> PlainData | None:
     clusters = (run.result or {}).get("clusters")
     if run.index is None or not clusters or len(clusters) != run.index.clients:
         return None
+    if min(clusters) < 0 or max(clusters) >= len(clusters):  # a damaged file
+        return None
     unit = [torch.nn.functional.normalize(getattr(run.index, p), dim=1) for p in run.index.parts]
     points, shares = principal_axes(torch.cat(unit, dim=1))
     sizes = np.bincount(clusters)

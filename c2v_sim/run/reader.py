@@ -48,6 +48,8 @@ MANIFEST_KINDS: Kinds = {
 }
 RESULT_KINDS: Kinds = {"best_accuracy": float | None}
 RESULT_KINDS["final_client_accuracy"] = list[float | None] | None
+RESULT_KINDS["final_client_accuracy_shared"] = list[float | None] | None
+RESULT_KINDS["clusters"] = list[int] | None
 
 
 @dataclass(frozen=True, eq=False)
