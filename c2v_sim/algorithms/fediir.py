@@ -84,7 +84,8 @@ def mean_classifier_gradient(run: RunParts, clients: np.ndarray) -> Tensor:
     mine = [p for p, trainer in enumerate(trainers) if trainer == ranks.rank()]
     sums = torch.zeros(len(clients), width, device=data.device)
     with ranks.same_fate():
-        for position, total in run.lanes.run(work, mine):
+        # What lanes have written may be read when the last of them has finished, not before.
+        for position, total in list(run.lanes.run(work, mine)):
             sums[position] = total
     batches = sum(len(run.batches(len(samples[client]))) for client in clients)
     return ranks.pick(sums, trainers).sum(0) / batches  # in the order of the clients
