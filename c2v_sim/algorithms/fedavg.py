@@ -46,6 +46,15 @@ def part_of_plain_sgd(hook: Hook) -> Hook:
     return hook
 
 
+def check_trains_by_loss(algorithm: "Algorithm", what: str) -> None:
+    """Refuse an algorithm whose `local_loss` would be left out; `what` calls `loss` instead."""
+    if not hasattr(algorithm.local_loss, "part_of_plain_sgd"):
+        raise ValueError(
+            f"{what} an algorithm's `loss`, and {algorithm.name} has a `local_loss` of its own, "
+            "which would be left out; override `loss` instead"
+        )
+
+
 def only_averages(hook: Hook) -> Hook:
     """Declares that the hook leaves the cohort's rows alone or to `average`, so that ranks need not
     exchange whole rows; an override is not declared."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from c2v_sim.algorithms import Algorithm
-from c2v_sim.algorithms.fedavg import forward
+from c2v_sim.algorithms.fedavg import check_trains_by_loss, forward
 from c2v_sim.algorithms.local_regulariser import LocalRegulariser
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import StepTerms
@@ -21,11 +21,7 @@ class Regularised:
     plain_sgd = False
 
     def __post_init__(self) -> None:
-        if not hasattr(self.algorithm.local_loss, "part_of_plain_sgd"):
-            raise ValueError(
-                f"improve = local adds to an algorithm's `loss`, and {self.algorithm.name} has a "
-                "`local_loss` of its own, which would be left out; override `loss` instead"
-            )
+        check_trains_by_loss(self.algorithm, "improve = local adds to")
 
     @property
     def name(self) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from c2v_sim.algorithms.fedavg import CLUSTER, PERSONAL, Algorithm
+from c2v_sim.algorithms.fedavg import CLUSTER, PERSONAL, Algorithm, check_trains_by_loss
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.client_rows import ClientRows
@@ -52,11 +52,7 @@ class InClusters(Algorithm):
     placed: list[int] | None = None  # the clusters of the clients that never train
 
     def __init__(self, inner: Algorithm) -> None:
-        if not hasattr(inner.local_loss, "part_of_plain_sgd"):
-            raise ValueError(
-                f"clusters train by an algorithm's `loss`, and {inner.name} has a `local_loss` of "
-                "its own, which would be left out; override `loss` instead"
-            )
+        check_trains_by_loss(inner, "clusters train by")
         self.inner = inner
 
     @property

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor, nn
 
-from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.fedavg import Algorithm, check_trains_by_loss
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.local_client import LocalClient
@@ -14,11 +14,7 @@ from c2v_sim.training.optimisers import StepTerms
 
 class Around(Algorithm):
     def __init__(self, inner: Algorithm) -> None:
-        if not hasattr(inner.local_loss, "part_of_plain_sgd"):
-            raise ValueError(
-                f"personal classifiers are trained by an algorithm's `loss`, and {inner.name} has "
-                "a `local_loss` of its own, which would be left out; override `loss` instead"
-            )
+        check_trains_by_loss(inner, "personal classifiers are trained by")
         self.inner = inner
 
     @property
