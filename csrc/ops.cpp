@@ -10,6 +10,10 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
       "convolution_backward(Tensor grad_y, Tensor x, Tensor w, int padding, bool need_x, "
       "bool need_w, bool need_b) -> (Tensor, Tensor, Tensor)");
+  m.def("depthwise_convolution(Tensor x, Tensor w, int stride) -> Tensor");
+  m.def(
+      "depthwise_convolution_backward(Tensor grad_y, Tensor x, Tensor w, int stride, bool need_x, "
+      "bool need_w) -> (Tensor, Tensor)");
   m.def(
       "fused_ffn(Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor b2, Tensor seed, "
       "float dropout) -> Tensor");

@@ -133,7 +133,8 @@ def names(folder, pattern="*.py"):
     return {p.stem for p in (ROOT / folder).glob(pattern) if not p.stem.startswith("_")}
 
 
-FOR_THE_CPU = {"convolution", "max_pool", "short_attention"}  # a GPU's libraries have better ones
+# A GPU's libraries have better ones.
+FOR_THE_CPU = {"convolution", "depthwise_convolution", "max_pool", "short_attention"}
 FOR_A_GPU = {"dropout_mask"}  # the CPU draws from a generator
 
 

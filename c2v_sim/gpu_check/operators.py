@@ -88,6 +88,13 @@ CHECKED = {
         (50, 32, 14, 5),
         beyond_norm,
     ),
+    "depthwise_convolution": Checked(
+        tuple(partial(problems.convolve_each, stride=stride) for stride in (1, 2)),
+        ((1, 1, 1), (3, 7, 9), (2, 33, 8)),
+        problems.convolve_each,
+        (32, 144, 16),
+        (32, 144, 16),
+    ),
     "max_pool": Checked(
         (problems.pool,), ((1, 1, 2), (3, 7, 9), (2, 32, 28)), problems.pool,
         (50, 32, 28), (50, 32, 28),

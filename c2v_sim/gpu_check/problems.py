@@ -6,12 +6,14 @@ the truth. `bytes` or `flops` are what the computation must move or compute at t
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from c2v_sim import ops
 from c2v_sim.ops.convolution import convolution
+from c2v_sim.ops.depthwise_convolution import depthwise_convolution
 from c2v_sim.ops.max_pool import max_pool
 from c2v_sim.ops.weighted_sum import add_weighted as add
 
@@ -154,6 +156,17 @@ def convolve(batch: int, channels: int, side: int, taps: int) -> Problem:
         return with_gradients(lambda x, w: convolution(x, w, padding=taps // 2, backend=backend), t)
 
     return Problem(tensors, run, flops=6 * batch * (channels * side * taps) ** 2)
+
+
+def convolve_each(batch: int, channels: int, side: int, stride: int = 1) -> Problem:
+    randn = draw(batch)
+    tensors = [randn(batch, channels, side, side), randn(channels, 1, 3, 3)]
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        each = partial(depthwise_convolution, stride=stride, backend=backend)
+        return with_gradients(each, t)
+
+    return Problem(tensors, run, bytes=4 * 5 * tensors[0].numel())
 
 
 def pool(batch: int, channels: int, side: int) -> Problem:

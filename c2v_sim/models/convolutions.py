@@ -1,4 +1,4 @@
-"""Lets the nn.Conv2d of any model use ops/convolution.py, where that pays."""
+"""Lets the nn.Conv2d of any model use the operators of ops/, where that pays."""
 
 from dataclasses import dataclass
 
@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.ops.convolution import TAPS, convolution, pays
+from c2v_sim.ops.depthwise_convolution import STRIDES, depthwise_convolution, depthwise_pays
 
 CONVOLUTIONS = ("auto", "torch")
 
@@ -23,24 +24,50 @@ class Convolve:
         return F.conv2d(x, weight, bias, padding=self.padding)
 
 
+@dataclass(frozen=True)
+class ConvolveEach:
+    """The same for 3×3 of each channel by itself, zeros of one pixel and no bias."""
+
+    stride: int
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: None) -> Tensor:
+        if depthwise_pays(x, len(weight)):
+            return depthwise_convolution(x, weight, stride=self.stride, backend="native")
+        return F.conv2d(x, weight, None, self.stride, padding=1, groups=len(weight))
+
+
 def take_over_convolutions(module: nn.Module) -> int:
     """Give every convolution inside that can have it the faster method; how many.
 
     The method is an attribute of the object: classes, names and parameters stay what they are, and
     copies of the module have it too.
     """
-    taken = [m for m in module.modules() if type(m) is nn.Conv2d and _padding_of(m) is not None]
-    for convolution_module in taken:
-        padding = _padding_of(convolution_module)
-        convolution_module._conv_forward = Convolve(padding)  # type: ignore[method-assign, assignment, arg-type]
-    return len(taken)
+    plain = [m for m in module.modules() if type(m) is nn.Conv2d]
+    methods = {m: method for m in plain if (method := _method_for(m)) is not None}
+    for convolution_module, method in methods.items():
+        convolution_module._conv_forward = method  # type: ignore[method-assign, assignment]
+    return len(methods)
+
+
+def _method_for(module: nn.Conv2d) -> Convolve | ConvolveEach | None:
+    """What takes the place of its _conv_forward; None where no operator can serve it."""
+    if module.dilation != (1, 1) or module.padding_mode != "zeros":
+        return None
+    if module.groups == 1:
+        padding = _padding_of(module)
+        return None if padding is None else Convolve(padding)
+    one_each = module.groups == module.in_channels == module.out_channels
+    fits = module.kernel_size == (3, 3) and module.padding in ((1, 1), "same")
+    known = module.stride in [(stride, stride) for stride in STRIDES]
+    if one_each and fits and known and module.bias is None:
+        return ConvolveEach(module.stride[0])
+    return None
 
 
 def _padding_of(module: nn.Conv2d) -> int | None:
     """Its padding; None where ops/convolution.py cannot serve it."""
     square = module.kernel_size in [(taps, taps) for taps in TAPS]
-    plain = module.stride == (1, 1) and module.dilation == (1, 1) and module.groups == 1
-    if not square or not plain or module.padding_mode != "zeros":
+    if not square or module.stride != (1, 1):
         return None
     taps, padding = module.kernel_size[0], module.padding
     if isinstance(padding, str):

@@ -7,6 +7,7 @@ Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 from c2v_sim.ops.aggregation_weights import aggregation_weights
 from c2v_sim.ops.client_scores import client_scores
 from c2v_sim.ops.convolution import convolution
+from c2v_sim.ops.depthwise_convolution import depthwise_convolution
 from c2v_sim.ops.dropout_mask import dropout_mask
 from c2v_sim.ops.fused_ffn import fused_ffn
 from c2v_sim.ops.index_losses import (
@@ -26,6 +27,7 @@ __all__ = [
     "aggregation_weights",
     "client_scores",
     "convolution",
+    "depthwise_convolution",
     "diversity_loss",
     "dropout_mask",
     "fused_ffn",

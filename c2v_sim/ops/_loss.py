@@ -4,6 +4,8 @@ Such an operator takes tensors, then options, the last of which is `with_grad`, 
 loss and its gradients for unit upstream (empty without with_grad). Backward scales what was saved.
 So autograd would take its result for a constant and leave out the second derivative in silence:
 differentiating it again raises instead.
+
+And unit_rows, the cosines of every torch reference.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,3 +76,18 @@ class _Once(torch.autograd.Function):
         raise RuntimeError(
             f"{ctx.name}: fused backends cannot be differentiated twice; use backend='torch'"
         )
+
+
+def unit_rows(x: Tensor) -> tuple[Tensor, Tensor]:  # [N, D] -> [N, D], [N]
+    """Rows of length 1, and the lengths; a zero row stays zero, with length 0 and no gradient.
+
+    Scaled by the largest element first, so that squares neither overflow nor vanish.
+    """
+    if x.shape[1] == 0:
+        return x, x.new_zeros(len(x))
+    largest = x.detach().abs().amax(dim=1, keepdim=True)
+    zero = largest == 0
+    scaled = x / torch.where(zero, 1, largest)
+    # The inner where keeps 0/0 out of the gradient.
+    length = torch.linalg.vector_norm(torch.where(zero, 1, scaled), dim=1, keepdim=True)
+    return torch.where(zero, 0, scaled / length), (largest * length).squeeze(1)

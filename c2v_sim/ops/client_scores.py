@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from c2v_sim.ops._dispatch import STORAGE, Operator
-from c2v_sim.ops._unit_rows import unit_rows
+from c2v_sim.ops._loss import unit_rows
 
 Ids = Tensor | np.ndarray | Sequence[int]
 

@@ -23,8 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from c2v_sim.ops._loss import loss_operator
-from c2v_sim.ops._unit_rows import unit_rows
+from c2v_sim.ops._loss import loss_operator, unit_rows
 
 SIM, ORTH, DIV = 1, 2, 4  # bits of `terms`; csrc/cpu/index_losses.cpp knows them too
 SMALLEST = 1e-8

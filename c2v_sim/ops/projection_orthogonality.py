@@ -13,8 +13,7 @@ loss that is not finite. Half storage is computed in float32.
 import torch
 from torch import Tensor
 
-from c2v_sim.ops._loss import loss_operator
-from c2v_sim.ops._unit_rows import unit_rows
+from c2v_sim.ops._loss import loss_operator, unit_rows
 from c2v_sim.ops.index_losses import cosines_torch
 
 FORMS = ("unit", "cosine", "raw")

@@ -1,11 +1,8 @@
 // convolution, convolution_backward: stride 1, 3×3 or 5×5, channels_last. The work is done by
 // winograd/passes.h, for the vectors that this CPU has.
-#include "../ops.h"
+#include "kinds_of_vectors.h"
 #include "winograd/shape.h"
 
-#include <cstdlib>
-#include <cstring>
-#include <memory>
 #include <optional>
 
 namespace c2v {
@@ -17,19 +14,12 @@ struct Kind {  // of vectors
   decltype(&avx2::run_backward) backward;
 };
 
-// What torch is told by this variable holds here too.
-bool narrower_wanted() {
-  const char* wanted = std::getenv("ATEN_CPU_CAPABILITY");
-  return wanted && (!std::strcmp(wanted, "avx2") || !std::strcmp(wanted, "default"));
-}
-
 const Kind& kind() {
   static const Kind chosen = [] {
 #if defined(__x86_64__)
-    const bool wide = !narrower_wanted() && __builtin_cpu_supports("avx512f") &&
-                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                      __builtin_cpu_supports("avx512bw");
-    if (wide) return Kind{avx512::workspace, avx512::run_forward, avx512::run_backward};
+    if (has_wide_vectors()) {
+      return Kind{avx512::workspace, avx512::run_forward, avx512::run_backward};
+    }
 #endif
     return Kind{avx2::workspace, avx2::run_forward, avx2::run_backward};
   }();
@@ -58,20 +48,6 @@ int64_t block_of(const WinogradShape& s, bool backward) {
   return std::clamp(kCache / tile, kFew, kMany);
 }
 
-// One per thread, as large as the largest call needed: fresh memory would be mapped page by page.
-float* space_of(int64_t floats) {
-  thread_local std::unique_ptr<float, decltype(&std::free)> space(nullptr, &std::free);
-  thread_local int64_t size = 0;
-  if (floats > size) {
-    space.reset();  // before the next is there
-    const int64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
-    space.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    size = space ? floats : 0;
-    STD_TORCH_CHECK(space, "convolution: no memory for ", bytes, " bytes of work space");
-  }
-  return space.get();
-}
-
 WinogradShape shape_of(const Tensor& x, const Tensor& w, int64_t padding, bool backward) {
   WinogradShape s{x.size(0), x.size(2), x.size(3), x.size(1), w.size(0), w.size(2), padding, 0, 0};
   s.out = out_of(s);
@@ -79,21 +55,13 @@ WinogradShape shape_of(const Tensor& x, const Tensor& w, int64_t padding, bool b
   return s;
 }
 
-float* floats(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
-
-// [N, C, H, W] whose memory is [N, H, W, C]; the stable interface cannot ask for that itself.
-Tensor images(const Tensor& like, int64_t n, int64_t height, int64_t width, int64_t channels) {
-  Tensor flat = torch::stable::new_empty(like, {n, height, width, channels});
-  return torch::stable::transpose(torch::stable::transpose(flat, 2, 3), 1, 2);
-}
-
 }  // namespace
 
 Tensor convolution_cpu(Tensor x, Tensor w, std::optional<Tensor> bias, int64_t padding) {
   const WinogradShape s = shape_of(x, w, padding, false);
-  Tensor y = images(x, s.images, s.out_height(), s.out_width(), s.filters);
-  float* space = space_of(kind().workspace(s, false));
-  kind().forward(s, floats(x), floats(w), bias ? floats(*bias) : nullptr, floats(y), space);
+  Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.filters);
+  float* space = work_space(kind().workspace(s, false));
+  kind().forward(s, floats_of(x), floats_of(w), bias ? floats_of(*bias) : nullptr, floats_of(y), space);
   return y;
 }
 
@@ -101,12 +69,12 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_cpu(Tensor dy, Tensor x,
                                                             int64_t padding, bool need_x,
                                                             bool need_w, bool need_b) {
   const WinogradShape s = shape_of(x, w, padding, true);
-  Tensor dx = images(x, need_x ? s.images : 0, s.height, s.width, s.channels);
-  Tensor dw = images(x, need_w ? s.filters : 0, s.taps, s.taps, s.channels);
+  Tensor dx = images_like(x, need_x ? s.images : 0, s.height, s.width, s.channels);
+  Tensor dw = images_like(x, need_w ? s.filters : 0, s.taps, s.taps, s.channels);
   Tensor db = torch::stable::new_empty(x, {need_b ? s.filters : 0});
-  float* space = space_of(kind().workspace(s, true));
-  kind().backward(s, floats(dy), floats(x), floats(w), need_x ? floats(dx) : nullptr,
-                  need_w ? floats(dw) : nullptr, need_b ? floats(db) : nullptr, space);
+  float* space = work_space(kind().workspace(s, true));
+  kind().backward(s, floats_of(dy), floats_of(x), floats_of(w), need_x ? floats_of(dx) : nullptr,
+                  need_w ? floats_of(dw) : nullptr, need_b ? floats_of(db) : nullptr, space);
   return {dx, dw, db};
 }
 

@@ -116,6 +116,9 @@ class Clients(TorchFunctionMode):
     ) -> Tensor:
         return self.convolution(x, weight, bias, 1, padding)
 
+    def native_depthwise_convolution(self, x: Tensor, weight: Tensor, stride: int) -> Tensor:
+        return self.convolution(x, weight, None, stride, 1, groups=len(weight))
+
     def group_norm(
         self,
         x: Tensor,
@@ -172,6 +175,7 @@ ANSWERS: dict[Function, Callable[..., Tensor]] = {
 }
 OF_OPERATORS: dict[str, Callable[..., Any]] = {  # which a machine may lack
     "c2v_sim.convolution": Clients.native_convolution,
+    "c2v_sim.depthwise_convolution": Clients.native_depthwise_convolution,
     "c2v_sim.max_pool": lambda clients, x, relu: clients.by_sample(
         torch.ops.c2v_sim.max_pool, x, relu
     ),

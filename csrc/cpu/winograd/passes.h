@@ -22,12 +22,7 @@ namespace {
 
 constexpr int kVec = WINOGRAD_FLOATS, kPanel = 2 * kVec;
 constexpr int kRows = kVec == 16 ? 12 : 6;
-using Vec = float __attribute__((vector_size(4 * WINOGRAD_FLOATS), aligned(4), may_alias));
-
-inline Vec load(const float* from) { return *reinterpret_cast<const Vec*>(from); }
-inline void store(float* to, Vec v) { *reinterpret_cast<Vec*>(to) = v; }
-inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-inline int64_t padded(int64_t n) { return (n + kVec - 1) / kVec * kVec; }
+#include "../vec.h"
 
 inline Vec spread(float x) { return x - Vec{}; }  // x - 0 is x, for every x
 
@@ -52,18 +47,6 @@ inline void transpose(Vec* rows) {  // [kVec, kVec], in place
   exchange_corners<2>(rows);
   exchange_corners<4>(rows);
   if constexpr (kVec == 16) exchange_corners<8>(rows);
-}
-
-// The first `count` floats, the rest zeros; and the way back.
-inline Vec load_some(const float* from, int64_t count) {
-  if (count >= kVec) return load(from);
-  Vec out = {};
-  for (int i = 0; i < count; ++i) out[i] = from[i];
-  return out;
-}
-inline void store_some(float* to, Vec v, int64_t count) {
-  if (count >= kVec) return store(to, v);
-  for (int i = 0; i < count; ++i) to[i] = v[i];
 }
 
 #include "products.h"
