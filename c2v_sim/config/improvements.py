@@ -26,7 +26,9 @@ of_sampling, of_aggregation, of_local, of_clustering, of_personalization = (
 )
 of_steering = of_improvement.needing(improve=("sampling", "aggregation"))
 of_similarity = of_improvement.needing(improve=[n for n in IMPROVEMENTS if n != "local"])
-OWN_MODELS = ("fedrep", "ditto", "fine-tuning")  # algorithms by whose models clients are tested
+# Algorithms by whose models clients are tested, and those that train them from one global model.
+OWN_MODELS = ("fedrep", "ditto", "pfedme", "fine-tuning")
+FROM_ONE_MODEL = ("ditto", "pfedme", "fine-tuning")
 CLUSTERED = ("ifca", "cfl")  # algorithms that have several global models by themselves
 # Samplers that compare clients by the one global model that all begin from.
 BY_ONE_MODEL = ("power-of-choice", "clustered-similarity", "divfl")
@@ -85,7 +87,7 @@ class ImprovementSettings:
                 f"improve = personalization: clients have models of their own by algorithm = "
                 f"{algorithm} already"
             )
-        if "clustering" in self.improve and algorithm in ("ditto", "fine-tuning"):
+        if "clustering" in self.improve and algorithm in FROM_ONE_MODEL:
             raise ConfigError(
                 f"improve = clustering: algorithm = {algorithm} trains a second model of each "
                 "client from the one global model"

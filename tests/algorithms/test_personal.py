@@ -18,9 +18,11 @@ INDEX = made_up_index(FEDERATION)
 SLOW = {
     "fedrep": slow_personal.fedrep,
     "ditto": slow_personal.ditto,
+    "pfedme": slow_personal.pfedme,
     "fine-tuning": slow_personal.fine_tuning,
 }
 OWN = {"fedrep_head": 0.6, "ditto_lambda": 0.7, "tuning_epochs": 2, "lr": 0.03}
+OWN |= {"pfedme_lambda": 4.0, "pfedme_steps": 3, "pfedme_eta": 0.1, "pfedme_beta": 0.7}
 
 
 def run(**changes):

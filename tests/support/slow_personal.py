@@ -96,6 +96,34 @@ def ditto(federation, config, base):
     return one.model, [own.get(i, one.model) for i in range(clients)]
 
 
+def pfedme(federation, config, base):
+    one, rounds, clients = begin(federation, config, base)
+    facts = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
+    far, own = config.pfedme_lambda, {}
+    for t in rounds:
+        cohort, ends, old = cohort_of(config, clients, t), [], one.model
+        for i in cohort:
+            w, theta = copy.deepcopy(old), copy.deepcopy(old).train()
+            optimiser = torch.optim.SGD(theta.parameters(), **facts)
+            for batch in steps(one, t, i, config.local_epochs):
+                x, y = slow.samples(one, batch)
+                for _ in range(config.pfedme_steps):
+                    optimiser.zero_grad()
+                    pulls = [((p - q.detach()) ** 2).sum() for p, q in slow.both(theta, w)]
+                    (F.cross_entropy(theta(x), y) + far / 2 * sum(pulls)).backward()
+                    optimiser.step()
+                with torch.no_grad():
+                    for p, q in slow.both(theta, w):
+                        q.copy_(q - config.pfedme_eta * far * (q - p))
+            own[i] = theta
+            ends.append(w)
+        one.model = averaged(one, cohort, ends)
+        with torch.no_grad():
+            for p, q in slow.both(one.model, old):
+                p.copy_((1 - config.pfedme_beta) * q + config.pfedme_beta * p)
+    return one.model, [own.get(i, one.model) for i in range(clients)]
+
+
 def fine_tuning(federation, config, base):
     one, rounds, clients = begin(federation, config, base)
     for t in rounds:
