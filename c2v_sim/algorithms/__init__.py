@@ -15,6 +15,7 @@ from c2v_sim.algorithms.fednova import FedNova
 from c2v_sim.algorithms.fedprox import FedProx
 from c2v_sim.algorithms.moon import Moon
 from c2v_sim.algorithms.personal.ditto import Ditto
+from c2v_sim.algorithms.personal.fedproto import FedProto
 from c2v_sim.algorithms.personal.fedrep import FedRep
 from c2v_sim.algorithms.personal.fine_tuning import FineTuning
 from c2v_sim.algorithms.personal.pfedme import PFedMe
@@ -55,6 +56,7 @@ ALGORITHMS: dict[str, Callable[[Any], Algorithm]] = {
     "pfedme": lambda settings: PFedMe(
         settings.pfedme_lambda, settings.pfedme_steps, settings.pfedme_eta, settings.pfedme_beta
     ),
+    "fedproto": lambda settings: FedProto(settings.fedproto_lambda),
     "fine-tuning": lambda settings: FineTuning(settings.tuning_epochs),
     "cfl": lambda settings: Cfl(
         settings.cfl_clusters, settings.cfl_ratio, settings.cfl_sketch, settings.seed

@@ -90,6 +90,11 @@ class Algorithm:
         return GLOBAL if self.personal is None else PERSONAL
 
     @property
+    def shares_model(self) -> bool:
+        """Whether the global model is trained, so that it is of use to clients."""
+        return True
+
+    @property
     def second(self) -> "tuple[Algorithm, Arena] | None":
         """How clients train a second time in a round, from the global model too, and where what
         they end with is put; `update` makes use of it."""

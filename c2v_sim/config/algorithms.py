@@ -13,8 +13,9 @@ of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir, of_ifca, of_cfl
 )
 ADAPTIVE = ("fedadagrad", "fedyogi", "fedadam")
 of_adaptive = of_algorithm.needing(algorithm=ADAPTIVE)
-of_fedrep, of_ditto, of_tuning, of_pfedme = (
-    of_algorithm.needing(algorithm=name) for name in ("fedrep", "ditto", "fine-tuning", "pfedme")
+of_fedrep, of_ditto, of_tuning, of_pfedme, of_fedproto = (
+    of_algorithm.needing(algorithm=name)
+    for name in ("fedrep", "ditto", "fine-tuning", "pfedme", "fedproto")
 )
 of_second_moment = of_algorithm.needing(algorithm=ADAPTIVE[1:])
 
@@ -58,4 +59,7 @@ class AlgorithmSettings:
     pfedme_steps: int = of_pfedme(5, "K, steps of a client's own model on a batch", WORK, least=1)
     pfedme_eta: float = of_pfedme(0.005, "eta, rate of the copy of the global model", least=0.0)
     pfedme_beta: float = of_pfedme(1.0, "share of the cohort's mean in the global model", above=0.0)
+    fedproto_lambda: float = of_fedproto(
+        1.0, "pull of features to the mean features of their class", least=0.0
+    )
     tuning_epochs: int = of_tuning(1, "epochs of a client before it is tested", WORK, least=1)

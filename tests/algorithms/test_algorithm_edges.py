@@ -15,7 +15,7 @@ from c2v_sim.system.machine import intra_op_threads
 
 ALL = ("sampling", "aggregation", "local")
 # FedBN needs a model with a norm; the slow ones of the others are elsewhere.
-ELSEWHERE = ("fedbn", "ifca", "fedrep", "pfedme")
+ELSEWHERE = ("fedbn", "ifca", "fedrep", "pfedme", "fedproto")
 WITHOUT_NORM = [name for name in ALGORITHMS if name not in ELSEWHERE]
 
 

@@ -77,7 +77,7 @@ def contradictions(config: Values, flags: Values) -> set[str]:
         out |= {"algorithm", "sampling"}
     matching = ("dsa-ign", "feature-average", "centred-average", *LABELS_ALONE[:2])
     by_index = {"clustering", "personalization"} & set(improve)
-    own_models = ("fedrep", "ditto", "pfedme", "fine-tuning")
+    own_models = ("fedrep", "ditto", "pfedme", "fedproto", "fine-tuning")
     if "personalization" in improve and config["algorithm"] in own_models:
         out |= {"algorithm"}
     if "clustering" in improve and config["algorithm"] in own_models[1:]:

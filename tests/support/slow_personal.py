@@ -124,6 +124,33 @@ def pfedme(federation, config, base):
     return one.model, [own.get(i, one.model) for i in range(clients)]
 
 
+def fedproto(federation, config, base):
+    one, rounds, clients = begin(federation, config, base)
+    facts = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
+    own, prototypes = {}, {}
+    for t in rounds:
+        cohort, sums, counts = cohort_of(config, clients, t), {}, {}
+        for i in cohort:
+            own[i] = model = copy.deepcopy(own.get(i, one.model)).train()
+            optimiser = torch.optim.SGD(model.parameters(), **facts)
+            for batch in steps(one, t, i, config.local_epochs):
+                optimiser.zero_grad()
+                x, y = slow.samples(one, batch)
+                z, far = model.z(x), 0.0
+                for row, label in zip(z, y.tolist(), strict=True):
+                    if label in prototypes:
+                        far = far + ((row - prototypes[label]) ** 2).mean() / len(y)
+                (F.cross_entropy(model.g(z), y) + config.fedproto_lambda * far).backward()
+                optimiser.step()
+            model.eval()
+            x, y = slow.samples(one, federation.partition.train[i])
+            for row, label in zip(model.z(x).detach(), y.tolist(), strict=True):
+                sums[label] = sums.get(label, 0) + row
+                counts[label] = counts.get(label, 0) + 1
+        prototypes |= {label: sums[label] / counts[label] for label in sums}
+    return one.model, [own.get(i, one.model) for i in range(clients)]
+
+
 def fine_tuning(federation, config, base):
     one, rounds, clients = begin(federation, config, base)
     for t in rounds:

@@ -30,6 +30,10 @@ class Around(Algorithm):
         return self.inner.steps_per_batch
 
     @property
+    def shares_model(self) -> bool:
+        return self.inner.shares_model
+
+    @property
     def plain_sgd(self) -> bool:
         return self.inner.plain_sgd
 
