@@ -15,8 +15,10 @@ from c2v_sim.algorithms.fednova import FedNova
 from c2v_sim.algorithms.fedprox import FedProx
 from c2v_sim.algorithms.moon import Moon
 from c2v_sim.algorithms.personal.ditto import Ditto
+from c2v_sim.algorithms.personal.fedproto import FedProto
 from c2v_sim.algorithms.personal.fedrep import FedRep
 from c2v_sim.algorithms.personal.fine_tuning import FineTuning
+from c2v_sim.algorithms.personal.pfedme import PFedMe
 from c2v_sim.algorithms.scaffold import Scaffold
 from c2v_sim.algorithms.server_optimisers import ServerOptimiser
 
@@ -51,6 +53,10 @@ ALGORITHMS: dict[str, Callable[[Any], Algorithm]] = {
     "ifca": lambda settings: Ifca(settings.ifca_models, settings.seed),
     "fedrep": lambda settings: FedRep(settings.fedrep_head),
     "ditto": lambda settings: Ditto(settings.ditto_lambda),
+    "pfedme": lambda settings: PFedMe(
+        settings.pfedme_lambda, settings.pfedme_steps, settings.pfedme_eta, settings.pfedme_beta
+    ),
+    "fedproto": lambda settings: FedProto(settings.fedproto_lambda),
     "fine-tuning": lambda settings: FineTuning(settings.tuning_epochs),
     "cfl": lambda settings: Cfl(
         settings.cfl_clusters, settings.cfl_ratio, settings.cfl_sketch, settings.seed

@@ -8,13 +8,16 @@ In a round the loop calls, in this order:
     begin          for each client, when its turn on a lane has come
     step_terms     for each client: what the fused optimiser step adds to the gradient
     loss           for each batch
+    after_batch    for each batch, after the step or steps on it
+    end            for each client, when it has trained
     finish         for each client in ascending order, after the whole cohort has trained
     update         once: the trained rows become the global row
 
 Only `finish` and `update` change what lasts from round to round, so a round that is interrupted
-while clients train leaves no trace. `begin` and `loss` run on the lanes' threads, at the same time
-for several clients: they may write to `client`, not to `self`. Tensors that last are asked of the
-run in `start` (run.server_state, run.client_rows) and changed in place; the run saves them.
+while clients train leaves no trace. From `begin` to `end` hooks run on the lanes' threads, at the
+same time for several clients: they may write to `client`, not to `self`. Tensors that last are
+asked of the run in `start` (run.server_state, run.client_rows) and changed in place; the run saves
+them.
 
 On a GPU a step is recorded once and replayed for all clients, so what `loss` needs of the client
 at hand is written by `begin` to `client.memory`; a number or an id of Python's would be that of the
@@ -37,7 +40,7 @@ from c2v_sim.training.optimisers import StepTerms
 
 GLOBAL, CLUSTER, PERSONAL = TESTED = ("global", "cluster", "personal")  # kinds of models
 Hook = TypeVar("Hook", bound=Callable)
-LOCAL_HOOKS = ("begin", "step_terms", "local_loss", "loss")
+LOCAL_HOOKS = ("begin", "step_terms", "local_loss", "loss", "after_batch", "end")
 
 
 def part_of_plain_sgd(hook: Hook) -> Hook:
@@ -74,6 +77,7 @@ class Algorithm:
 
     name = "fedavg"
     capturable = True  # False: a GPU cannot record and replay a step (training/cuda_lane.py)
+    steps_per_batch = 1
 
     @property
     def personal(self) -> ClientRows | None:
@@ -84,6 +88,11 @@ class Algorithm:
     def tested(self) -> str:
         """Of what kind the model is by which a client is tested: one of TESTED."""
         return GLOBAL if self.personal is None else PERSONAL
+
+    @property
+    def shares_model(self) -> bool:
+        """Whether the global model is trained, so that it is of use to clients."""
+        return True
 
     @property
     def second(self) -> "tuple[Algorithm, Arena] | None":
@@ -99,7 +108,8 @@ class Algorithm:
     @property
     def plain_sgd(self) -> bool:
         """Whether clients train by SGD on cross entropy alone, so that they may be stacked."""
-        return all(hasattr(getattr(self, hook), "part_of_plain_sgd") for hook in LOCAL_HOOKS)
+        plain = all(hasattr(getattr(self, hook), "part_of_plain_sgd") for hook in LOCAL_HOOKS)
+        return plain and self.steps_per_batch == 1
 
     @property
     def needs_rows(self) -> bool:
@@ -141,6 +151,15 @@ class Algorithm:
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         """The algorithm's loss of a batch, z = features(x) [B, d], logits [B, K]."""
         return F.cross_entropy(logits, y)
+
+    @part_of_plain_sgd
+    def after_batch(self, client: LocalClient) -> None:
+        """The client has taken its `steps_per_batch` on a batch; on a GPU a part of what is
+        recorded."""
+
+    @part_of_plain_sgd
+    def end(self, client: LocalClient) -> None:
+        """The client has trained: `client.row` is what the server gets, and may be changed."""
 
     def before_test(self, clients: Sequence[int]) -> None:
         """Once in an evaluation of `clients`, where `tested` is not the global model."""

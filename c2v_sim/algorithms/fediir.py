@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from c2v_sim.algorithms.fedavg import Algorithm, averages_as_given
 from c2v_sim.algorithms.run_parts import RunParts
-from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena
-from c2v_sim.training.cohort import dealt
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_client import LocalClient
 
@@ -80,12 +78,5 @@ def mean_classifier_gradient(run: RunParts, clients: np.ndarray) -> Tensor:
             total += torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters)])
         return total
 
-    trainers = dealt([len(samples[client]) for client in clients])
-    mine = [p for p, trainer in enumerate(trainers) if trainer == ranks.rank()]
-    sums = torch.zeros(len(clients), width, device=data.device)
-    with ranks.same_fate():
-        # What lanes have written may be read when the last of them has finished, not before.
-        for position, total in list(run.lanes.run(work, mine)):
-            sums[position] = total
     batches = sum(len(run.batches(len(samples[client]))) for client in clients)
-    return ranks.pick(sums, trainers).sum(0) / batches  # in the order of the clients
+    return run.of_each(clients.tolist(), work, width).sum(0) / batches  # in the clients' order

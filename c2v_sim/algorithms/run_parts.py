@@ -4,7 +4,7 @@ Tensors that last from round to round are asked of it in `start`; the run saves 
 and puts them back.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,8 @@ from c2v_sim.data.resident import ResidentData
 from c2v_sim.system import ranks
 from c2v_sim.training.arena import Arena, Layout
 from c2v_sim.training.client_rows import Budget, ClientRows, RankedRows
+from c2v_sim.training.cohort import dealt
+from c2v_sim.training.lane import Lane
 from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.local_training import LocalTraining, batch_bounds
 from c2v_sim.training.samplers.local_losses import local_losses
@@ -86,6 +88,19 @@ class RunParts:
         """The global model's mean loss on the training samples of each of `clients`."""
         samples = self.federation.partition.train
         return local_losses(self.lanes, self.server, self.train_data, samples, clients)
+
+    def of_each(
+        self, clients: Sequence[int], work: Callable[[Lane, int], Tensor], *shape: int
+    ) -> Tensor:  # [n, *shape]
+        """What `work` gives of each of `clients`, of whose position it is told, on the lanes."""
+        trainers = dealt([len(self.federation.partition.train[client]) for client in clients])
+        mine = [p for p, trainer in enumerate(trainers) if trainer == ranks.rank()]
+        out = torch.zeros(len(clients), *shape, device=self.device)
+        with ranks.same_fate():
+            # What lanes have written may be read when the last of them has finished, not before.
+            for position, own in list(self.lanes.run(work, mine)):
+                out[position] = own
+        return ranks.pick(out, trainers)
 
     def batches(self, samples: int) -> list[tuple[int, int]]:
         """Begin and end of each batch of a client with so many samples."""

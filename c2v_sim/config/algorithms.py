@@ -13,8 +13,9 @@ of_fedavgm, of_fedprox, of_feddyn, of_moon, of_fedlc, of_fediir, of_ifca, of_cfl
 )
 ADAPTIVE = ("fedadagrad", "fedyogi", "fedadam")
 of_adaptive = of_algorithm.needing(algorithm=ADAPTIVE)
-of_fedrep, of_ditto, of_tuning = (
-    of_algorithm.needing(algorithm=name) for name in ("fedrep", "ditto", "fine-tuning")
+of_fedrep, of_ditto, of_tuning, of_pfedme, of_fedproto = (
+    of_algorithm.needing(algorithm=name)
+    for name in ("fedrep", "ditto", "fine-tuning", "pfedme", "fedproto")
 )
 of_second_moment = of_algorithm.needing(algorithm=ADAPTIVE[1:])
 
@@ -52,4 +53,13 @@ class AlgorithmSettings:
         0.8, "share of a client's steps, the first, that train the classifier", least=0.0, most=1.0
     )
     ditto_lambda: float = of_ditto(0.1, "pull of a client's own model to the global", least=0.0)
+    pfedme_lambda: float = of_pfedme(
+        15.0, "pull of a client's own model to its copy of the global", above=0.0
+    )
+    pfedme_steps: int = of_pfedme(5, "K, steps of a client's own model on a batch", WORK, least=1)
+    pfedme_eta: float = of_pfedme(0.005, "eta, rate of the copy of the global model", least=0.0)
+    pfedme_beta: float = of_pfedme(1.0, "share of the cohort's mean in the global model", above=0.0)
+    fedproto_lambda: float = of_fedproto(
+        1.0, "pull of features to the mean features of their class", least=0.0
+    )
     tuning_epochs: int = of_tuning(1, "epochs of a client before it is tested", WORK, least=1)

@@ -26,7 +26,15 @@ of_sampling, of_aggregation, of_local, of_clustering, of_personalization = (
 )
 of_steering = of_improvement.needing(improve=("sampling", "aggregation"))
 of_similarity = of_improvement.needing(improve=[n for n in IMPROVEMENTS if n != "local"])
-OWN_MODELS = ("fedrep", "ditto", "fine-tuning")  # algorithms by whose models clients are tested
+# Algorithms by whose models clients are tested, and why some of them have no clusters.
+FROM_ONE = "trains a second model of each client from the one global model"
+NOT_CLUSTERED = {
+    "ditto": FROM_ONE,
+    "pfedme": FROM_ONE,
+    "fine-tuning": FROM_ONE,
+    "fedproto": "has no global model, and clusters would have one each",
+}
+OWN_MODELS = ("fedrep", *NOT_CLUSTERED)
 CLUSTERED = ("ifca", "cfl")  # algorithms that have several global models by themselves
 # Samplers that compare clients by the one global model that all begin from.
 BY_ONE_MODEL = ("power-of-choice", "clustered-similarity", "divfl")
@@ -85,10 +93,9 @@ class ImprovementSettings:
                 f"improve = personalization: clients have models of their own by algorithm = "
                 f"{algorithm} already"
             )
-        if "clustering" in self.improve and algorithm in ("ditto", "fine-tuning"):
+        if "clustering" in self.improve and algorithm in NOT_CLUSTERED:
             raise ConfigError(
-                f"improve = clustering: algorithm = {algorithm} trains a second model of each "
-                "client from the one global model"
+                f"improve = clustering: algorithm = {algorithm} {NOT_CLUSTERED[algorithm]}"
             )
         matched = {"clustering", "personalization"} & set(self.improve)
         if held_out and matched and self.index not in MATCHING:

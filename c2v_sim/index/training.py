@@ -208,7 +208,8 @@ class IndexLoss:
     """The objective: the weighted sum of the four losses; `sums` [M, 4] adds each up by client."""
 
     name = "index network"
-    capturable, plain_sgd = True, False
+    capturable, plain_sgd, steps_per_batch = True, False, 1
+    after_batch = end = staticmethod(lambda client: None)
 
     def __init__(self, weights: list[float], clients: int, device: torch.device) -> None:
         self.weights = torch.tensor(weights, device=device)

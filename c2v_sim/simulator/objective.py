@@ -31,6 +31,10 @@ class Regularised:
     def capturable(self) -> bool:
         return self.algorithm.capturable and not self.index_grows
 
+    @property
+    def steps_per_batch(self) -> int:
+        return self.algorithm.steps_per_batch
+
     def begin(self, client: LocalClient) -> None:
         self.algorithm.begin(client)
 
@@ -41,6 +45,12 @@ class Regularised:
         z, logits = forward(client.module, x)
         loss = self.algorithm.loss(client, x, y, z, logits)
         return loss + self.regulariser(client.module, z, logits)
+
+    def after_batch(self, client: LocalClient) -> None:
+        self.algorithm.after_batch(client)
+
+    def end(self, client: LocalClient) -> None:
+        self.algorithm.end(client)
 
     def by(self, index: Tensor) -> "Regularised":
         """The same with another index [n, D]."""

@@ -43,10 +43,12 @@ def train_client(training: CohortTraining, lane: Lane, *, stoppable: bool = True
 
     def step(ids: Tensor) -> None:
         x, y = training.data.batch(ids, client.generator if local.augment else None)
-        with client.drawing():
-            loss = objective.local_loss(client, x, y)
-        loss.backward()
-        update()
+        for _ in range(objective.steps_per_batch):
+            with client.drawing():
+                loss = objective.local_loss(client, x, y)
+            loss.backward()
+            update()
+        objective.after_batch(client)
         total.add_(loss.detach() * len(ids))
 
     bounds = batch_bounds(len(ids), local.batch_size)
@@ -56,6 +58,7 @@ def train_client(training: CohortTraining, lane: Lane, *, stoppable: bool = True
             if stoppable and training.lanes.stopped():
                 raise Interrupted
             lane.step(step, shuffled[begin:end])
+    objective.end(client)
     return total / (local.epochs * bounds[-1][1])
 
 

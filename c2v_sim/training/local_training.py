@@ -39,7 +39,7 @@ class Data(Protocol):
 class Objective(Protocol):
     """What clients train by: an algorithm, or an algorithm and what is added to its loss.
 
-    `begin` and `local_loss` run on the lanes' threads, at the same time for several clients.
+    `begin` and what follows it run on the lanes' threads, at the same time for several clients.
     """
 
     @property
@@ -53,6 +53,9 @@ class Objective(Protocol):
     def plain_sgd(self) -> bool:
         """Whether it is cross entropy and nothing else, so that clients may be stacked."""
 
+    @property
+    def steps_per_batch(self) -> int: ...
+
     def begin(self, client: LocalClient) -> None:
         """`client` is about to train."""
 
@@ -61,6 +64,12 @@ class Objective(Protocol):
 
     def local_loss(self, client: LocalClient, x: Tensor, y: Tensor, /) -> Tensor:
         """The whole loss of a batch."""
+
+    def after_batch(self, client: LocalClient) -> None:
+        """The steps on a batch are done."""
+
+    def end(self, client: LocalClient) -> None:
+        """`client` has trained."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from c2v_sim.algorithms import ALGORITHMS
 from c2v_sim.system.machine import intra_op_threads
 
 ALL = ("sampling", "aggregation", "local")
-# FedBN needs a model with a norm; the slow ones of the other two are elsewhere.
-WITHOUT_NORM = [name for name in ALGORITHMS if name not in ("fedbn", "ifca", "fedrep")]
+# FedBN needs a model with a norm; the slow ones of the others are elsewhere.
+ELSEWHERE = ("fedbn", "ifca", "fedrep", "pfedme", "fedproto")
+WITHOUT_NORM = [name for name in ALGORITHMS if name not in ELSEWHERE]
 
 
 def run(federation, index, module=None, **changes):

@@ -18,9 +18,13 @@ INDEX = made_up_index(FEDERATION)
 SLOW = {
     "fedrep": slow_personal.fedrep,
     "ditto": slow_personal.ditto,
+    "pfedme": slow_personal.pfedme,
+    "fedproto": slow_personal.fedproto,
     "fine-tuning": slow_personal.fine_tuning,
 }
 OWN = {"fedrep_head": 0.6, "ditto_lambda": 0.7, "tuning_epochs": 2, "lr": 0.03}
+OWN |= {"pfedme_lambda": 4.0, "pfedme_steps": 3, "pfedme_eta": 0.1, "pfedme_beta": 0.7}
+OWN |= {"fedproto_lambda": 20.0}
 
 
 def run(**changes):
@@ -55,10 +59,14 @@ def check(simulator, records, shared, own):
     after = accuracies(FEDERATION, partition, own)
     before = accuracies(FEDERATION, partition, [shared] * 6)
     assert simulator.client_accuracy.tolist() == pytest.approx(after)
-    assert simulator.shared_accuracy.tolist() == pytest.approx(before)
     last = records[-1]
     assert last.tested == "personal"
-    assert (last.accuracy, last.accuracy_shared) == pytest.approx((np.mean(after), np.mean(before)))
+    assert last.accuracy == pytest.approx(np.mean(after))
+    if simulator.algorithm.shares_model:
+        assert simulator.shared_accuracy.tolist() == pytest.approx(before)
+        assert last.accuracy_shared == pytest.approx(np.mean(before))
+    else:
+        assert simulator.shared_accuracy is last.accuracy_shared is None
 
 
 @pytest.mark.parametrize("algorithm", SLOW)
@@ -153,9 +161,21 @@ class Whole(Algorithm):
         return super().local_loss(client, x, y)
 
 
-def test_fedrep_needs_something_to_share():
-    with pytest.raises(ValueError, match="fedrep needs a model with features to share"):
-        Simulator(FEDERATION, RunConfig(algorithm="fedrep", model="linear"))
+@pytest.mark.parametrize("algorithm", ["fedrep", "fedproto"])
+def test_features_are_needed(algorithm):
+    with pytest.raises(ValueError, match=f"{algorithm} needs a model with features to share"):
+        Simulator(FEDERATION, RunConfig(algorithm=algorithm, model="linear"))
+
+
+def test_prototypes_leave_the_global_model_alone():
+    federation = FEDERATION.holding_out(0.34, seed=0)
+    config = RunConfig(**SETTINGS | OWN | {"algorithm": "fedproto", "rounds": 1})
+    simulator = Simulator(federation, config, model=model_for({}))
+    before = simulator.server.data.clone()
+    record = next(simulator.rounds())
+    assert torch.equal(simulator.server.data, before)
+    assert not record.held_out  # no model is there for a client that never trains
+    simulator.close()
 
 
 def test_a_local_loss_of_ones_own_is_refused():

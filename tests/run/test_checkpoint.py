@@ -101,7 +101,8 @@ def same_tensors(a, b):
 
 # No model for features has a batch norm for FedBN: tests/simulator/test_same_bits.py resumes it.
 VARIANTS = {name: {"algorithm": name} for name in ALGORITHMS if name != "fedbn"}
-VARIANTS["fedrep"] |= {"model": "mlp"}  # a linear one has nothing to share
+for name in ("fedrep", "fedproto"):  # a linear model has nothing to share
+    VARIANTS[name] |= {"model": "mlp"}
 VARIANTS |= {name: {"sampling": name} for name in ("clustered-similarity", "divfl")}
 VARIANTS["steered"] = {"improve": ("sampling", "aggregation"), "index": "feature-average"}
 VARIANTS["moving index"] = {"improve": ("local",), "index": "local-model-weights"}

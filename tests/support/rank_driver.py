@@ -39,6 +39,7 @@ CASES: dict[str, dict] = {
     **{name: {"algorithm": name, "improve": ALL} for name in ALGORITHMS},
     "fedbn": {"algorithm": "fedbn", "improve": ALL, "model": "resnet8"},
     "fedrep": {"algorithm": "fedrep", "improve": ALL, "model": "mlp"},
+    "fedproto": {"algorithm": "fedproto", "improve": ALL, "model": "mlp"},
     # At another rate: it trains as FedAvg does, and differs only in tests.
     "fine-tuning": {"algorithm": "fine-tuning", "improve": ALL, "lr": 0.03},
     "cfl": {"algorithm": "cfl", "cfl_ratio": 9.0, "participation": 1.0},

@@ -77,9 +77,10 @@ def contradictions(config: Values, flags: Values) -> set[str]:
         out |= {"algorithm", "sampling"}
     matching = ("dsa-ign", "feature-average", "centred-average", *LABELS_ALONE[:2])
     by_index = {"clustering", "personalization"} & set(improve)
-    if "personalization" in improve and config["algorithm"] in ("fedrep", "ditto", "fine-tuning"):
+    own_models = ("fedrep", "ditto", "pfedme", "fedproto", "fine-tuning")
+    if "personalization" in improve and config["algorithm"] in own_models:
         out |= {"algorithm"}
-    if "clustering" in improve and config["algorithm"] in ("ditto", "fine-tuning"):
+    if "clustering" in improve and config["algorithm"] in own_models[1:]:
         out |= {"algorithm"}
     if config["hold_out_clients"] and by_index and index not in matching:
         out |= {"hold_out_clients"}

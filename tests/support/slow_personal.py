@@ -96,6 +96,61 @@ def ditto(federation, config, base):
     return one.model, [own.get(i, one.model) for i in range(clients)]
 
 
+def pfedme(federation, config, base):
+    one, rounds, clients = begin(federation, config, base)
+    facts = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
+    far, own = config.pfedme_lambda, {}
+    for t in rounds:
+        cohort, ends, old = cohort_of(config, clients, t), [], one.model
+        for i in cohort:
+            w, theta = copy.deepcopy(old), copy.deepcopy(old).train()
+            optimiser = torch.optim.SGD(theta.parameters(), **facts)
+            for batch in steps(one, t, i, config.local_epochs):
+                x, y = slow.samples(one, batch)
+                for _ in range(config.pfedme_steps):
+                    optimiser.zero_grad()
+                    pulls = [((p - q.detach()) ** 2).sum() for p, q in slow.both(theta, w)]
+                    (F.cross_entropy(theta(x), y) + far / 2 * sum(pulls)).backward()
+                    optimiser.step()
+                with torch.no_grad():
+                    for p, q in slow.both(theta, w):
+                        q.copy_(q - config.pfedme_eta * far * (q - p))
+            own[i] = theta
+            ends.append(w)
+        one.model = averaged(one, cohort, ends)
+        with torch.no_grad():
+            for p, q in slow.both(one.model, old):
+                p.copy_((1 - config.pfedme_beta) * q + config.pfedme_beta * p)
+    return one.model, [own.get(i, one.model) for i in range(clients)]
+
+
+def fedproto(federation, config, base):
+    one, rounds, clients = begin(federation, config, base)
+    facts = {"lr": config.lr, "momentum": config.momentum, "weight_decay": config.weight_decay}
+    own, prototypes = {}, {}
+    for t in rounds:
+        cohort, sums, counts = cohort_of(config, clients, t), {}, {}
+        for i in cohort:
+            own[i] = model = copy.deepcopy(own.get(i, one.model)).train()
+            optimiser = torch.optim.SGD(model.parameters(), **facts)
+            for batch in steps(one, t, i, config.local_epochs):
+                optimiser.zero_grad()
+                x, y = slow.samples(one, batch)
+                z, far = model.z(x), 0.0
+                for row, label in zip(z, y.tolist(), strict=True):
+                    if label in prototypes:
+                        far = far + ((row - prototypes[label]) ** 2).mean() / len(y)
+                (F.cross_entropy(model.g(z), y) + config.fedproto_lambda * far).backward()
+                optimiser.step()
+            model.eval()
+            x, y = slow.samples(one, federation.partition.train[i])
+            for row, label in zip(model.z(x).detach(), y.tolist(), strict=True):
+                sums[label] = sums.get(label, 0) + row
+                counts[label] = counts.get(label, 0) + 1
+        prototypes |= {label: sums[label] / counts[label] for label in sums}
+    return one.model, [own.get(i, one.model) for i in range(clients)]
+
+
 def fine_tuning(federation, config, base):
     one, rounds, clients = begin(federation, config, base)
     for t in rounds:

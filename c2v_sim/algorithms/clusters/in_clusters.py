@@ -67,6 +67,10 @@ class InClusters(Algorithm):
     def personal(self) -> ClientRows | None:
         return self.clusters[0].personal
 
+    @property
+    def steps_per_batch(self) -> int:  # type: ignore[override]
+        return self.inner.steps_per_batch
+
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         return self.inner.adapt_model(model, width, classes)
 
@@ -129,6 +133,12 @@ class InClusters(Algorithm):
 
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         return self.clusters[self.cluster_of(client.id)].loss(client, x, y, z, logits)
+
+    def after_batch(self, client: LocalClient) -> None:
+        self.clusters[self.cluster_of(client.id)].after_batch(client)
+
+    def end(self, client: LocalClient) -> None:
+        self.clusters[self.cluster_of(client.id)].end(client)
 
     def prior(self, sizes: Tensor) -> Tensor:
         return self.inner.prior(sizes)

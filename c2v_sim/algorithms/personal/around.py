@@ -26,6 +26,14 @@ class Around(Algorithm):
         return self.inner.capturable
 
     @property
+    def steps_per_batch(self) -> int:  # type: ignore[override]
+        return self.inner.steps_per_batch
+
+    @property
+    def shares_model(self) -> bool:
+        return self.inner.shares_model
+
+    @property
     def plain_sgd(self) -> bool:
         return self.inner.plain_sgd
 
@@ -46,6 +54,12 @@ class Around(Algorithm):
 
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         return self.inner.loss(client, x, y, z, logits)
+
+    def after_batch(self, client: LocalClient) -> None:
+        self.inner.after_batch(client)
+
+    def end(self, client: LocalClient) -> None:
+        self.inner.end(client)
 
     def prior(self, sizes: Tensor) -> Tensor:
         return self.inner.prior(sizes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from c2v_sim.algorithms.fedavg import Algorithm
-from c2v_sim.algorithms.personal.mixture import classifier_slots, put, taken
+from c2v_sim.algorithms.personal.mixture import check_features, put, taken
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.client_rows import ClientRows
 from c2v_sim.training.local_client import LocalClient
@@ -31,12 +31,7 @@ class FedRep(Algorithm):
     capturable = False  # steps are of two kinds
 
     def start(self, run: RunParts) -> None:
-        self.run, self.slots = run, classifier_slots(run.model, run.layout)
-        if len(self.slots) == len(run.layout.parameters):
-            raise ValueError(
-                "algorithm fedrep needs a model with features to share, such as cnn, and "
-                f"{type(run.model).__name__} is nothing but a classifier"
-            )
+        self.run, self.slots = run, check_features(run, self.name)
         self.heads = run.client_rows("head", sum(s.shape.numel() for s in self.slots))
 
     @property

@@ -32,6 +32,17 @@ def classifier_slots(model: nn.Module, layout: Layout) -> list[Slot]:
     return [slot for slot in layout.parameters if slot.name in names]
 
 
+def check_features(run: RunParts, name: str) -> list[Slot]:
+    """The slots of the classifier; refused where the model has nothing else."""
+    slots = classifier_slots(run.model, run.layout)
+    if len(slots) == len(run.layout.parameters):
+        raise ValueError(
+            f"algorithm {name} needs a model with features to share, such as cnn, and "
+            f"{type(run.model).__name__} is nothing but a classifier"
+        )
+    return slots
+
+
 def taken(row: Tensor, slots: list[Slot]) -> Tensor:
     """The numbers of some tensors of a row, one after another."""
     return torch.cat([slot.view(row).flatten() for slot in slots])

@@ -5,7 +5,8 @@
               IFCA, the one of least loss on the client's training samples
     personal  either with the classifier mixed by the client's similarity to those that train
 
-Unweighted means over the held-out clients with test samples. Nothing is trained on them.
+Unweighted means over the held-out clients with test samples. Nothing is trained on them; where no
+model is shared (FedProto), there is none for them.
 """
 
 import numpy as np
@@ -59,9 +60,10 @@ def held_out_accuracy(
     algorithm: Algorithm,
 ) -> dict[str, float]:
     """By the kind of models that were tested; empty where nobody is held out."""
-    if federation.held_out is None or not federation.held_out.tested:
+    held = federation.held_out
+    if held is None or not held.tested or not algorithm.shares_model:
         return {}
-    test = federation.held_out.test
+    test = held.test
     clients = np.flatnonzero(test.sizes).tolist()
 
     def mean(write: Write) -> float:

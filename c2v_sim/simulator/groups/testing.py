@@ -35,7 +35,7 @@ def test_clients(
     if isinstance(algorithm, Mixture):
         marks = correct_at_home(*parts, partition, algorithm.inner)
         result = dataclasses.replace(result, shared=accuracy(marks, partition).clients)
-    elif algorithm.tested == PERSONAL and one_model:
+    elif algorithm.tested == PERSONAL and one_model and algorithm.shares_model:
         shared = accuracy(correct(*parts), partition).clients
         result = dataclasses.replace(result, shared=shared)
     held_out = held_out_accuracy(*parts, federation, algorithm)
