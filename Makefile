@@ -13,8 +13,9 @@ SAY_NATIVE = $(BIN)/python -P -c 'from c2v_sim.ops._dispatch import native_missi
 run: $(VENV)/.installed
 	$(BIN)/python -P -m c2v_sim.run --beside-original $(ARGS)
 
+# Files of tests side by side, one process a core but at most four: each takes up to 3 GB.
 test: $(VENV)/.test-installed
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n logical --maxprocesses 4 --dist loadfile $(ARGS)
 
 # Static checks; .ci/run calls this after the tests.
 lint: $(VENV)/.test-installed
