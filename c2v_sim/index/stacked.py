@@ -1,10 +1,11 @@
 """DSA-IGN of many clients as one computation: what FEDERATED training does on a GPU.
 
 A client's step is many small operators, which leave a GPU idle. Stacked, the networks are rows
-[k, size] of a lane's memory, the batches [k, B, 512] are padded, and each operator serves all k: the
-network's own products are batched ones, ops.fused_ffn, ops.index_losses and ops.dropout_mask have a
-dimension of clients. Orders, batches, seeds of dropout and Adam are those of training one client on
-a lane, so the result is the same up to rounding. A CPU gains nothing: there it is never done.
+[k, size] of a lane's memory, the batches [k, B, 512] are padded, and each operator serves all k:
+the network's own products are batched ones, ops.fused_ffn, ops.index_losses and ops.dropout_mask
+have a dimension of clients. Orders, batches, seeds of dropout and Adam are those of training one
+client on a lane, so the result is the same up to rounding. A CPU gains nothing: there it is never
+done.
 """
 
 import math

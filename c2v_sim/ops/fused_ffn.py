@@ -9,9 +9,10 @@ Clients. Weights with one dimension more, [k, F, C] and so on, are those of k cl
 [k, ..., C] has tokens of each, as many for all: y[i] is what client i's weights make of x[i].
 
 Dropout. Whether unit f of token t (its row in the flattened x) is kept is a function of (seed, t,
-f) alone, the same in every backend, a client having a seed and tokens of its own: 16 bits of an integer hash are compared with round(65536 p).
-The probability is thus a multiple of 1/65536 (p = 0.1 becomes 0.100006), and kept units are
-divided by the probability that this leaves, so that the expectation is exact.
+f) alone, the same in every backend, a client having a seed and tokens of its own: 16 bits of an
+integer hash are compared with round(65536 p). The probability is thus a multiple of 1/65536
+(p = 0.1 becomes 0.100006), and kept units are divided by the probability that this leaves, so that
+the expectation is exact.
 """
 
 import functools
@@ -40,8 +41,9 @@ def fused_ffn(
     """W2 drop(relu(W1 x + b1)) + b2, differentiable in all five tensors.
 
     `seed` (an int, or an int64 tensor of one element on x's device, which costs no transfer; of k
-    clients an int64 tensor [k]) chooses the dropped units: give every call its own. NaN and infinity propagate as in torch,
-    except that a dropped unit contributes zero whatever it holds. relu has gradient 0 at 0.
+    clients an int64 tensor [k]) chooses the dropped units: give every call its own. NaN and
+    infinity propagate as in torch, except that a dropped unit contributes zero whatever it holds.
+    relu has gradient 0 at 0.
     """
     _check_shapes(x, w1, b1, w2, b2)
     if not 0.0 <= dropout <= 1.0:
