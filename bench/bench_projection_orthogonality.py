@@ -14,10 +14,10 @@ def test_projection_orthogonality(compare, clients, form):
     z_p = torch.randn(128, 512, generator=g).requires_grad_()
     index = torch.randn(clients, 512, generator=g)
 
-    rows, unit = prepared_index(index, form), F.normalize(index)
+    prepared, unit = prepared_index(index, form), F.normalize(index)
 
     def fused():
-        return projection_orthogonality(z_p, rows, form, prepared=True)
+        return projection_orthogonality(z_p, prepared, form)
 
     def eager():
         return ((F.normalize(z_p) if form == "cosine" else z_p) @ unit.T).abs().mean()

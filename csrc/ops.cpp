@@ -21,12 +21,12 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
       "fused_ffn_backward(Tensor grad_y, Tensor x, Tensor w1, Tensor b1, Tensor w2, Tensor seed, "
       "float dropout, bool need_x, bool need_w) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "index_losses(Tensor z, Tensor u, Tensor l, int terms, bool with_grad) "
+      "index_losses(Tensor z, Tensor u, Tensor l, Tensor? counts, int terms, bool with_grad) "
       "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("max_pool(Tensor x, bool relu) -> (Tensor, Tensor)");
   m.def("max_pool_backward(Tensor grad_y, Tensor which, int height, int width) -> Tensor");
   m.def(
-      "projection_orthogonality(Tensor z_p, Tensor index, bool cosine, bool with_grad) "
+      "projection_orthogonality(Tensor z_p, Tensor index, Tensor? lengths, bool with_grad) "
       "-> (Tensor, Tensor)");
   m.def(
       "sgd_step(Tensor(a!) params, Tensor(b!) grads, Tensor(c!)? momentum_buffer, Tensor options, "

@@ -1,4 +1,7 @@
-"""dropout_mask: bool [rows, columns] from a seed on the device; the bits are those of fused_ffn."""
+"""dropout_mask: bool [rows, columns] from a seed on the device; the bits are those of fused_ffn.
+
+The third axis of the grid is the client, who has a seed and a mask.
+"""
 
 import torch
 import triton
@@ -16,16 +19,18 @@ def _mask_kernel(
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    kept = _keep(seed, first + row, column, dropped)
+    client = tl.program_id(2).to(tl.int64)
+    kept = _keep(seed + client, first + row, column, dropped)
     inside = (row < rows)[:, None] & (column < columns)[None, :]
+    mask += client * rows * columns
     tl.store(mask + row[:, None] * columns + column[None, :], kept.to(tl.int8), mask=inside)
 
 
 def dropout_mask(seed: Tensor, first: int, rows: int, columns: int, dropped: int) -> Tensor:
     """Launch on the current stream."""
-    mask = torch.empty(rows, columns, dtype=torch.bool, device=seed.device)
+    mask = torch.empty(*seed.shape, rows, columns, dtype=torch.bool, device=seed.device)
     if mask.numel():
-        grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS))
+        grid = (triton.cdiv(rows, ROWS), triton.cdiv(columns, COLUMNS), seed.numel())
         with torch.cuda.device_of(seed):
             _mask_kernel[grid](
                 seed, mask.view(torch.int8), first, rows, columns, dropped, ROWS=ROWS,

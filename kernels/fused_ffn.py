@@ -4,6 +4,7 @@ Forward and grad_x: one program per block of tokens, which walks over the hidden
 gradients: one program per panel of units and slice of tokens; slices (their number depends on the
 token count alone) are summed in order, so there are no atomics and the bits repeat. The channels
 are one block, padded to a power of two. The dropout bits are those of c2v_sim/ops/fused_ffn.py.
+The last axis of a grid is the client: weights, tokens and seed of its own.
 """
 
 import contextlib
@@ -78,6 +79,10 @@ def _forward_kernel(
     x, w1, b1, w2, b2, seed, y, tokens, units, channels, threshold, scale,
     DROP: tl.constexpr, TOKENS: tl.constexpr, UNITS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    x, y = x + client * tokens * channels, y + client * tokens * channels
+    w1, w2 = w1 + client * units * channels, w2 + client * units * channels
+    b1, b2, seed = b1 + client * units, b2 + client * channels, seed + client
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.arange(0, CHANNELS)
     x_rows = _rows(x, token, channel, tokens, channels)
@@ -100,6 +105,11 @@ def _grad_x_kernel(
     grad_y, x, w1, b1, w2, seed, grad_x, tokens, units, channels, threshold, scale,
     DROP: tl.constexpr, TOKENS: tl.constexpr, UNITS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    x, grad_x = x + client * tokens * channels, grad_x + client * tokens * channels
+    grad_y += client * tokens * channels
+    w1, w2 = w1 + client * units * channels, w2 + client * units * channels
+    b1, seed = b1 + client * units, seed + client
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)
     channel = tl.arange(0, CHANNELS)
     x_rows = _rows(x, token, channel, tokens, channels)
@@ -124,6 +134,10 @@ def _grad_weights_kernel(
     threshold, scale,
     DROP: tl.constexpr, TOKENS: tl.constexpr, UNITS: tl.constexpr, CHANNELS: tl.constexpr,
 ):  # fmt: skip
+    client = tl.program_id(2).to(tl.int64)
+    x, grad_y = x + client * tokens * channels, grad_y + client * tokens * channels
+    w1, w2 = w1 + client * units * channels, w2 + client * units * channels
+    b1, seed = b1 + client * units, seed + client
     unit = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     part = tl.program_id(1).to(tl.int64)
     channel = tl.arange(0, CHANNELS)
@@ -144,12 +158,13 @@ def _grad_weights_kernel(
         sum_w2 += tl.dot(tl.trans(h), grad_rows, input_precision="ieee")
         sum_b1 += tl.sum(grad_h, axis=0)
     inside = (unit < units)[:, None] & (channel < channels)[None, :]
-    at = part * units * channels
+    slot = client * tl.num_programs(1) + part
+    at = slot * units * channels
     w1_at = at + unit[:, None] * channels + channel[None, :]
     w2_at = at + channel[None, :] * units + unit[:, None]
     tl.store(grad_w1 + w1_at, scale * sum_w1, mask=inside)
     tl.store(grad_w2 + w2_at, scale * sum_w2, mask=inside)
-    tl.store(grad_b1 + part * units + unit, scale * sum_b1, mask=unit < units)
+    tl.store(grad_b1 + slot * units + unit, scale * sum_b1, mask=unit < units)
 
 
 def _numbers(tokens: int, units: int, channels: int, dropout: float) -> tuple:
@@ -172,10 +187,10 @@ def _constants(most_tokens: int, channels: int, drop: bool) -> dict:
     return {"DROP": drop, "TOKENS": tokens, "UNITS": UNITS, "CHANNELS": block}
 
 
-def _block_tokens(most: int, tokens: int) -> int:
+def _block_tokens(most: int, tokens: int, clients: int = 1) -> int:
     """Tokens of a block: a smaller block where the grid would leave multiprocessors idle. It
     depends on the number of tokens alone, so that the bits do not depend on the device."""
-    while most > FEWEST_TOKENS and triton.cdiv(tokens, most) < PROGRAMS:
+    while most > FEWEST_TOKENS and clients * triton.cdiv(tokens, most) < PROGRAMS:
         most //= 2
     return most
 
@@ -186,17 +201,18 @@ def _on_device(t: Tensor) -> contextlib.AbstractContextManager:
 
 def fused_ffn(
     x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, seed: Tensor, dropout: float
-) -> Tensor:  # [T, C] -> [T, C]
+) -> Tensor:  # [T, C] -> [T, C], or of clients [k, T, C] -> [k, T, C]
     """Launch on the current stream."""
-    inputs = [t.contiguous() for t in (x, w1, b1, w2, b2)]
-    numbers = _numbers(*x.shape[:1], *w1.shape, dropout)
+    inputs = [t.contiguous() for t in (x, w1, b1, w2, b2, seed)]
+    numbers = _numbers(x.shape[-2], *w1.shape[-2:], dropout)
     tokens, _, channels, threshold, _ = numbers
-    y = x.new_empty(tokens, channels)
+    y, clients = torch.empty_like(inputs[0]), seed.numel()
     if tokens > 0:
-        constants = _constants(_block_tokens(FORWARD[0], tokens), channels, threshold > 0)
-        grid = (triton.cdiv(tokens, constants["TOKENS"]),)
+        most = _block_tokens(FORWARD[0], tokens, clients)
+        constants = _constants(most, channels, threshold > 0)
+        grid = (triton.cdiv(tokens, constants["TOKENS"]), clients)
         with _on_device(x):
-            _forward_kernel[grid](*inputs, seed, y, *numbers, **constants, num_warps=FORWARD[1])
+            _forward_kernel[grid](*inputs, y, *numbers, **constants, num_warps=FORWARD[1])
     return y
 
 
@@ -212,30 +228,32 @@ def fused_ffn_backward(
     need_w: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients for x, w1, b1, w2, b2; empty for x, and for w1 and w2, when not needed."""
-    inputs = [t.contiguous() for t in (grad_y, x, w1, b1, w2)]
-    numbers = _numbers(*x.shape[:1], *w1.shape, dropout)
+    inputs = [t.contiguous() for t in (grad_y, x, w1, b1, w2, seed)]
+    numbers = _numbers(x.shape[-2], *w1.shape[-2:], dropout)
     tokens, units, channels, threshold, _ = numbers
+    of_all, clients = w1.shape[:-2], seed.numel()  # [] or [k]
     slices = min(MAX_SLICES, triton.cdiv(tokens, SLICE_TOKENS))
-    grad_x = x.new_empty(tokens if need_x else 0, channels)
-    parts = [x.new_empty(slices, *t.shape) for t in (w1, b1, w2)]
+    grad_x = x.new_empty(*of_all, tokens if need_x else 0, channels)
+    parts = [x.new_empty(*of_all, slices, *t.shape[len(of_all) :]) for t in (w1, b1, w2)]
     if need_x and tokens > 0:
-        constants = _constants(_block_tokens(GRAD_X[0], tokens), channels, threshold > 0)
-        grid = (triton.cdiv(tokens, constants["TOKENS"]),)
+        most = _block_tokens(GRAD_X[0], tokens, clients)
+        constants = _constants(most, channels, threshold > 0)
+        grid = (triton.cdiv(tokens, constants["TOKENS"]), clients)
         with _on_device(x):
-            _grad_x_kernel[grid](*inputs, seed, grad_x, *numbers, **constants, num_warps=GRAD_X[1])
+            _grad_x_kernel[grid](*inputs, grad_x, *numbers, **constants, num_warps=GRAD_X[1])
     if tokens > 0:
         constants = _constants(GRAD_WEIGHTS[0], channels, threshold > 0)
         block = constants["TOKENS"]
         slice_tokens = triton.cdiv(triton.cdiv(tokens, slices), block) * block
         with _on_device(x):
-            _grad_weights_kernel[(triton.cdiv(units, UNITS), slices)](
-                *inputs, seed, *parts, slice_tokens, *numbers, **constants,
-                num_warps=GRAD_WEIGHTS[1],
-            )  # fmt: skip
-    grad_w1, grad_b1, grad_w2 = (part.sum(0) for part in parts)
+            _grad_weights_kernel[(triton.cdiv(units, UNITS), slices, clients)](
+                *inputs, *parts, slice_tokens, *numbers, **constants, num_warps=GRAD_WEIGHTS[1]
+            )
+    grad_w1, grad_b1, grad_w2 = (part.sum(len(of_all)) for part in parts)
     if not need_w:
-        grad_w1, grad_w2 = w1.new_empty(0, channels), w2.new_empty(channels, 0)
-    return grad_x, grad_w1, grad_b1, grad_w2, grad_y.sum(0)
+        grad_w1 = w1.new_empty(*of_all, 0, channels)
+        grad_w2 = w2.new_empty(*of_all, channels, 0)
+    return grad_x, grad_w1, grad_b1, grad_w2, grad_y.sum(-2)
 
 
 # What the ahead-of-time check compiles: kernel, argument types, constants, warps.

@@ -29,13 +29,13 @@ class LocalRegulariser:
     form: str = "unit"  # of L_orth: one of ops.FORMS
     direction: str = "forward"  # of L_dist: one of DIRECTIONS
     detach: bool = False  # True: L_dist trains only P and g_P
-    rows: Tensor = field(init=False, repr=False)  # the index, normalised once as the form asks
+    prepared: ops.PreparedIndex = field(init=False, repr=False)  # once, as the form asks
 
     def __post_init__(self) -> None:
         if self.direction not in DIRECTIONS:
             known = ", ".join(DIRECTIONS)
             raise ValueError(f"unknown direction {self.direction!r}; known: {known}")
-        object.__setattr__(self, "rows", ops.prepared_index(self.index, self.form))
+        object.__setattr__(self, "prepared", ops.prepared_index(self.index, self.form))
 
     def __call__(self, module: nn.Module, z: Tensor, logits: Tensor) -> Tensor:
         z_p = module.c2v_projection(z)  # type: ignore[operator]
@@ -43,8 +43,8 @@ class LocalRegulariser:
         if self.dist_weight:
             logits_p = module.c2v_projection_classifier(z_p)  # type: ignore[operator]
             loss = loss + self.dist_weight * self._distillation(logits, logits_p)
-        if self.orth_weight and len(self.rows):
-            orth = ops.projection_orthogonality(z_p, self.rows, self.form, prepared=True)
+        if self.orth_weight and len(self.index):
+            orth = ops.projection_orthogonality(z_p, self.prepared, self.form)
             loss = loss + self.orth_weight * orth
         return loss
 

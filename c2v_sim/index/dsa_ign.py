@@ -12,10 +12,13 @@ encoding z [B, 512], which follows the label, and the sample feature index u [B,
 Layers have the names, shapes and initial weights of torch's encoder layers, so that weights can
 be exchanged, each layer with weights of its own. The computation is ours: the hidden activations
 are never in memory, and dropout draws from a generator that local training sets for each client.
+On a GPU the generator gives seeds alone, one for each dropout of a step; what is dropped depends on
+a seed and the element's place in its sample (ops.dropout_mask). So it is the same whether a client
+trains alone or stacked with others in padded batches (index/stacked.py).
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +32,9 @@ from c2v_sim.system.seeding import seeded_construction
 TOKENS, CHANNELS, HEADS, LAYERS, HIDDEN = 32, 32, 8, 3, 2048
 LOSSES = ("sim", "orth", "recon", "div")
 DECODERS = ("linear", "mlp")
+# Of a layer's dropouts: attention shares, their result, hidden units, the feed-forward result.
+Seeds = Sequence[Tensor | None]
+NO_SEEDS = (None,) * 4
 
 
 class EncoderLayer(nn.TransformerEncoderLayer):
@@ -39,11 +45,11 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         self.rate = dropout
         self.generator: torch.Generator | None = None
 
-    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        x = self.norm1(x + self._drop(self._attention(x)))
-        return self.norm2(x + self._drop(self._feed_forward(x)))
+    def forward(self, x: Tensor, seeds: Seeds = NO_SEEDS) -> Tensor:  # type: ignore[override]
+        x = self.norm1(x + self._drop(self._attention(x, seeds[0]), seeds[1]))
+        return self.norm2(x + self._drop(self._feed_forward(x, seeds[2]), seeds[3]))
 
-    def _attention(self, x: Tensor) -> Tensor:
+    def _attention(self, x: Tensor, seed: Tensor | None) -> Tensor:
         attention, width = self.self_attn, CHANNELS // HEADS
         qkv = F.linear(x, attention.in_proj_weight, attention.in_proj_bias)
         if not (self.training and self.rate > 0.0):
@@ -51,19 +57,35 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         q, k, v = qkv.view(-1, TOKENS, 3, HEADS, width).permute(2, 0, 3, 1, 4)  # [B, H, T, 4]
         # Scaling q costs an eighth of scaling the scores.
         shares = torch.softmax((q / math.sqrt(width)) @ k.transpose(2, 3), dim=3)
-        mixed = (self._drop(shares) @ v).transpose(1, 2).reshape(x.shape)
+        mixed = (self._drop(shares, seed) @ v).transpose(1, 2).reshape(x.shape)
         return attention.out_proj(mixed)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
+    def _feed_forward(self, x: Tensor, seed: Tensor | None) -> Tensor:
         drops = self.training and self.rate > 0.0
         weights = (self.linear1.weight, self.linear1.bias, self.linear2.weight, self.linear2.bias)
-        seed: int | Tensor = 0
-        if drops:
+        if not drops:
+            return ops.fused_ffn(x, *weights)
+        if seed is None:
             seed = torch.randint(2**62, (), generator=self.generator, device=x.device)
-        return ops.fused_ffn(x, *weights, dropout=self.rate if drops else 0.0, seed=seed)
+        return ops.fused_ffn(x, *weights, dropout=self.rate, seed=seed)
 
-    def _drop(self, x: Tensor) -> Tensor:
-        return drop(x, self.rate, self.generator) if self.training and self.rate > 0.0 else x
+    def _drop(self, x: Tensor, seed: Tensor | None) -> Tensor:
+        if not (self.training and self.rate > 0.0):
+            return x
+        return drop(x, self.rate, self.generator) if seed is None else drop_by(x, self.rate, seed)
+
+
+def by_seeds(device: torch.device) -> bool:
+    """Whether masks are functions of seeds there. On a CPU drawing them is faster."""
+    return device.type != "cpu"
+
+
+def drop_by(x: Tensor, rate: float, seed: Tensor) -> Tensor:
+    """Dropout by a seed [], or of k clients, x [k, …] by seeds [k]; samples come next in x."""
+    threshold, scale = dropout_threshold(rate)
+    rows = x.numel() // max(1, seed.numel() * x.shape[-1])
+    keep = ops.dropout_mask(rows, x.shape[-1], threshold, seed).view(x.shape)
+    return x * keep.to(x.dtype).mul_(scale)
 
 
 def drop(x: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
@@ -91,6 +113,7 @@ class IndexNetwork(nn.Module):
             )
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"IndexNetwork: dropout must be in [0, 1), got {dropout}")
+        self.rate = dropout
         # Without a position, tokens k and k + 16 are the same input and z = u exactly.
         self.position = nn.Parameter(torch.randn(TOKENS, CHANNELS))
         self.layers = nn.ModuleList(EncoderLayer(hidden, dropout) for _ in range(LAYERS))
@@ -106,14 +129,24 @@ class IndexNetwork(nn.Module):
             raise ValueError(f"IndexNetwork: embeddings must be [B, {WIDTH}], got {tuple(d.shape)}")
         x = scaled(d)
         tokens = torch.cat([x, x], dim=1).view(-1, TOKENS, CHANNELS) + self.position
-        for layer in self.layers:
-            tokens = layer(tokens)
+        if self.training and self.rate > 0.0 and by_seeds(d.device):
+            drawn = draw_seeds(self.layers[0].generator, d.device)  # type: ignore[arg-type]
+            seeds: Sequence[Seeds] = [layer.unbind() for layer in drawn]
+        else:
+            seeds = [NO_SEEDS] * LAYERS
+        for layer, own in zip(self.layers, seeds, strict=True):
+            tokens = layer(tokens, own)
         return tokens.reshape(-1, 2 * WIDTH)
 
     def forward(self, d: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # [B, 512] -> 3 × [B, 512]
         """(z, u, x~)."""
         encoding = self.encode(d)
         return encoding[:, :WIDTH], encoding[:, WIDTH:], self.decoder(encoding)
+
+
+def draw_seeds(generator: torch.Generator | None, device: torch.device) -> Tensor:
+    """Those of one step, [LAYERS, 4]."""
+    return torch.randint(2**62, (LAYERS, 4), generator=generator, device=device)
 
 
 def scaled(d: Tensor) -> Tensor:

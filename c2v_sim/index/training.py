@@ -2,7 +2,8 @@
 
 GLOBAL: every client uploads min(128, N_i) pairs (D, L) once; the server trains on them for E
 epochs, shuffled anew in each. FEDERATED: ceil(E / 10) rounds of FedAvg, each with a tenth of the
-clients, 10 local epochs and a fresh Adam, by the arena and cohort code of ordinary training.
+clients, 10 local epochs and a fresh Adam, by the arena and cohort code of ordinary training; on a
+GPU many clients stacked (index/stacked.py).
 
 A point of the curve is the mean of the four losses over an epoch (GLOBAL) or a round (FEDERATED),
 in the order of dsa_ign.LOSSES. All randomness comes from (seed, epoch) or (seed, round, client),
@@ -24,19 +25,21 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.index.checkpoint import Checkpoints, Training, fingerprint, load_training
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
+from c2v_sim.index.objective import IndexLoss
+from c2v_sim.index.stacked import choose_path
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.machine import intra_op_threads
 from c2v_sim.system.seeding import INDEX_COHORT, INDEX_SHUFFLE, UPLOAD, rng, torch_seed
 from c2v_sim.training.aggregation import average, shares
 from c2v_sim.training.arena import Arena, layout_of
-from c2v_sim.training.cohort import dealt, train_cohort
+from c2v_sim.training.cohort import train_cohort
 from c2v_sim.training.lanes import LANES, Lanes, lane_count
-from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.local_training import CohortTraining, LocalTraining, batch_bounds
 from c2v_sim.training.memory import lane_bytes
-from c2v_sim.training.optimisers import Adam, StepTerms, adam_step
+from c2v_sim.training.optimisers import Adam, adam_step
 from c2v_sim.training.sampling import cohort_size
+from c2v_sim.training.stacked import ranks_of_clients, train_stacked
 
 
 class Pairs:
@@ -204,30 +207,6 @@ def train_global(
         lane.join()
 
 
-class IndexLoss:
-    """The objective: the weighted sum of the four losses; `sums` [M, 4] adds each up by client."""
-
-    name = "index network"
-    capturable, plain_sgd, steps_per_batch = True, False, 1
-    after_batch = end = staticmethod(lambda client: None)
-
-    def __init__(self, weights: list[float], clients: int, device: torch.device) -> None:
-        self.weights = torch.tensor(weights, device=device)
-        self.sums = torch.zeros(clients, len(LOSSES), device=device)
-
-    def begin(self, client: LocalClient) -> None:
-        client.memory("id", 1).fill_(client.id)
-
-    def step_terms(self, client: LocalClient) -> StepTerms:
-        return {}
-
-    def local_loss(self, client: LocalClient, d: Tensor, label: Tensor) -> Tensor:
-        parts = losses(client.module, d, label)  # type: ignore[arg-type]
-        own = client.memory("id").long()
-        self.sums.index_add_(0, own, parts.detach().unsqueeze(0) * len(d))
-        return parts @ self.weights
-
-
 def train_federated(
     network: IndexNetwork,
     server: Arena,
@@ -247,7 +226,9 @@ def train_federated(
         d, label = (t.cpu() for t in pairs.batch(first))
         return lane_bytes(network, lambda: losses(network, d, label), 2, config.batch_size)
 
-    count = lane_count(config.lanes, device, one_lane, size)
+    path = choose_path(device, size)
+    together = min(size, path.block) or 1  # clients in a lane's computation
+    count = lane_count(config.lanes, device, lambda: together * one_lane(), size)
     lanes = Lanes(network, server.layout, count, device, stop)
     objective = IndexLoss(loss_weights(config.omit_loss), partition.clients, device)
     cohorts = CohortTraining(
@@ -265,16 +246,18 @@ def train_federated(
         ),
         objective=objective,
         only_averaged=True,
+        path=path,
     )
+    train = train_stacked if path.stacked else train_cohort
     try:
         while not training.finished(config):
             t = len(training.curve) + 1
             clients = index_cohort(config.seed, t, partition.clients, size)
             objective.sums.zero_()
-            train_cohort(cohorts, clients, t)
+            train(cohorts, clients, t)
             average(server, cohort, shares(torch.from_numpy(partition.sizes[clients])))
             seen = sum(batch_bounds(n, config.batch_size)[-1][1] for n in partition.sizes[clients])
-            trainers = dealt(partition.sizes[clients].tolist())
+            trainers = ranks_of_clients(partition.sizes[clients].tolist(), path.block)
             sums = ranks.pick(objective.sums[torch.from_numpy(clients)], trainers)
             mean = sums.sum(0) / (seen * config.local_epochs)
             training.curve.append(_point(mean, f"round {t}", config))

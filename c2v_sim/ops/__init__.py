@@ -17,13 +17,18 @@ from c2v_sim.ops.index_losses import (
     similarity_loss,
 )
 from c2v_sim.ops.max_pool import max_pool
-from c2v_sim.ops.projection_orthogonality import prepared_index, projection_orthogonality
+from c2v_sim.ops.projection_orthogonality import (
+    PreparedIndex,
+    prepared_index,
+    projection_orthogonality,
+)
 from c2v_sim.ops.sampling import sample_cohort
 from c2v_sim.ops.sgd_step import sgd_options, sgd_step_
 from c2v_sim.ops.short_attention import short_attention
 from c2v_sim.ops.weighted_sum import weighted_sum
 
 __all__ = [
+    "PreparedIndex",
     "aggregation_weights",
     "client_scores",
     "convolution",

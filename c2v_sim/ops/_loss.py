@@ -31,7 +31,7 @@ def loss_operator(
     """An Operator with the gradients of such a loss.
 
     `scaled(upstream, saved gradients, options)` gives the gradient for each tensor argument, None
-    for one that takes none.
+    for one that takes none; those after the last that it gives take none.
     """
 
     def setup_context(ctx: Context, inputs: tuple, output: tuple[Tensor, ...]) -> None:
@@ -48,7 +48,8 @@ def loss_operator(
         if not ctx.options[-1]:
             raise RuntimeError(f"{name}: called with with_grad=False, so no gradient was formed")
         inputs, saved = ctx.saved_tensors[: ctx.tensors], ctx.saved_tensors[ctx.tensors :]
-        grads = scaled(upstream, saved, ctx.options)
+        grads = list(scaled(upstream, saved, ctx.options))
+        grads += [None] * (ctx.tensors - len(grads))
         return (*_tied(name, grads, inputs), *nothing)
 
     return Operator(

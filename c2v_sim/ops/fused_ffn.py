@@ -5,10 +5,14 @@
 Weights have the layout of torch.nn.Linear: w1 [F, C], b1 [F], w2 [C, F], b2 [C]. Backward makes
 the hidden values again, so that only the inputs are kept between the passes.
 
+Clients. Weights with one dimension more, [k, F, C] and so on, are those of k clients, and x
+[k, ..., C] has tokens of each, as many for all: y[i] is what client i's weights make of x[i].
+
 Dropout. Whether unit f of token t (its row in the flattened x) is kept is a function of (seed, t,
-f) alone, the same in every backend: 16 bits of an integer hash are compared with round(65536 p).
-The probability is thus a multiple of 1/65536 (p = 0.1 becomes 0.100006), and kept units are
-divided by the probability that this leaves, so that the expectation is exact.
+f) alone, the same in every backend, a client having a seed and tokens of its own: 16 bits of an
+integer hash are compared with round(65536 p). The probability is thus a multiple of 1/65536
+(p = 0.1 becomes 0.100006), and kept units are divided by the probability that this leaves, so that
+the expectation is exact.
 """
 
 import functools
@@ -36,24 +40,28 @@ def fused_ffn(
 ) -> Tensor:  # [..., C] -> [..., C]
     """W2 drop(relu(W1 x + b1)) + b2, differentiable in all five tensors.
 
-    `seed` (an int, or an int64 tensor of one element on x's device, which costs no transfer)
-    chooses the dropped units: give every call its own. NaN and infinity propagate as in torch,
-    except that a dropped unit contributes zero whatever it holds. relu has gradient 0 at 0.
+    `seed` (an int, or an int64 tensor of one element on x's device, which costs no transfer; of k
+    clients an int64 tensor [k]) chooses the dropped units: give every call its own. NaN and
+    infinity propagate as in torch, except that a dropped unit contributes zero whatever it holds.
+    relu has gradient 0 at 0.
     """
     _check_shapes(x, w1, b1, w2, b2)
     if not 0.0 <= dropout <= 1.0:
         raise ValueError(f"fused_ffn: dropout must be in [0, 1], got {dropout}")
+    clients = w1.shape[:-2]  # [] or [k]
     if not isinstance(seed, Tensor):
-        seed = torch.full((), seed, dtype=torch.int64, device=x.device)
-    elif seed.dtype != torch.int64 or seed.numel() != 1 or seed.device != x.device:
+        seed = torch.full(clients, seed, dtype=torch.int64, device=x.device)
+    elif seed.dtype != torch.int64 or seed.numel() != clients.numel() or seed.device != x.device:
+        many = f"{clients.numel()} elements" if clients else "one element"
         raise ValueError(
-            f"fused_ffn: a seed tensor must be int64, of one element, on {x.device}; "
+            f"fused_ffn: a seed tensor must be int64, of {many}, on {x.device}; "
             f"got {seed.dtype}, {tuple(seed.shape)}, on {seed.device}"
         )
     if backend is None and x.is_cuda and x.shape[-1] > 64:
         backend = "torch"  # the Triton kernels hold all channels in registers
-    rows = x.reshape(-1, x.shape[-1])
-    y = _operator(rows, w1, b1, w2, b2, seed, float(dropout), backend=backend)
+    rows = x.reshape(*clients, x[..., 0].numel() // max(1, clients.numel()), x.shape[-1])
+    seeds = seed.reshape(clients)
+    y = _operator(rows, w1, b1, w2, b2, seeds, float(dropout), backend=backend)
     return y.reshape(x.shape)
 
 
@@ -61,10 +69,19 @@ def _check_shapes(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> 
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"fused_ffn: x must be [..., C] with C > 0, got {tuple(x.shape)}")
     channels = x.shape[-1]
-    if w1.dim() != 2 or w1.shape[1] != channels or w1.shape[0] == 0:
-        raise ValueError(f"fused_ffn: w1 must be [F, {channels}], F > 0, got {tuple(w1.shape)}")
-    units = w1.shape[0]
-    expected = {"b1": (b1, (units,)), "w2": (w2, (channels, units)), "b2": (b2, (channels,))}
+    if w1.dim() not in (2, 3) or w1.shape[-1] != channels or w1.shape[-2] == 0:
+        raise ValueError(
+            f"fused_ffn: w1 must be [F, {channels}] or, of k clients, [k, F, {channels}], F > 0, "
+            f"got {tuple(w1.shape)}"
+        )
+    units, clients = w1.shape[-2], w1.shape[:-2]
+    if clients and (x.dim() < 3 or x.shape[0] != clients[0]):
+        raise ValueError(
+            f"fused_ffn: x must be [{clients[0]}, ..., {channels}] for w1 {list(w1.shape)}, "
+            f"got {tuple(x.shape)}"
+        )
+    shapes = {"b1": (b1, (units,)), "w2": (w2, (channels, units)), "b2": (b2, (channels,))}
+    expected = {name: (tensor, (*clients, *shape)) for name, (tensor, shape) in shapes.items()}
     for name, (tensor, shape) in expected.items():
         if tensor.shape != shape:
             raise ValueError(
@@ -81,14 +98,20 @@ def _check_shapes(x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> 
 
 def fused_ffn_torch(
     x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, seed: Tensor, dropout: float
-) -> Tensor:  # [T, C] -> [T, C]
+) -> Tensor:  # [T, C] -> [T, C], or of clients [k, T, C] -> [k, T, C]
     """The definition."""
-    hidden = F.relu(F.linear(x, w1, b1))
+    hidden = F.relu(_linear(x, w1, b1))
     if dropout > 0.0:
         threshold, scale = dropout_threshold(dropout)
-        keep = keep_mask(x.shape[0], w1.shape[0], threshold, seed)
+        keep = keep_mask(x.shape[-2], w1.shape[-2], threshold, seed)
         hidden = torch.where(keep, hidden * scale, 0.0)
-    return F.linear(hidden, w2, b2)
+    return _linear(hidden, w2, b2)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if weight.dim() == 2:
+        return F.linear(x, weight, bias)
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
 
 
 def dropout_threshold(dropout: float) -> tuple[int, float]:
@@ -100,13 +123,14 @@ def dropout_threshold(dropout: float) -> tuple[int, float]:
 def keep_mask(
     tokens: int, units: int, threshold: int, seed: Tensor, first_token: int = 0
 ) -> Tensor:
-    """Which hidden units are kept: bool [tokens, units]; the definition of the dropout bits.
+    """Which hidden units are kept: bool [tokens, units], or [k, tokens, units] for k seeds; the
+    definition of the dropout bits.
 
     A 64-bit hash of seed and token gives the token two 32-bit keys. One 32-bit hash of these and
     a column number serves two units that lie 8 apart: 16 bits each.
     """
     token = first_token + torch.arange(tokens, device=seed.device)
-    key = _mix64(_mix64(seed.reshape(())) + token)[:, None]
+    key = _mix64(_mix64(seed)[..., None] + token)[..., None]
     first, second = key & _BITS32, (key >> 32) & _BITS32
     unit = torch.arange(units, device=seed.device)
     column = (unit // 16 * 8 + unit % 8) * 0x9E3779B1
@@ -142,14 +166,14 @@ def fused_ffn_backward_torch(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The gradients that the fused backends compute, for x, w1, b1, w2, b2."""
     threshold, scale = dropout_threshold(dropout)
-    hidden = F.linear(x, w1, b1)
-    active = ~(hidden <= 0) & keep_mask(x.shape[0], w1.shape[0], threshold, seed)
+    hidden, clients = _linear(x, w1, b1), w1.shape[:-2]
+    active = ~(hidden <= 0) & keep_mask(x.shape[-2], w1.shape[-2], threshold, seed)
     hidden = torch.where(active, hidden * scale, 0.0)
     grad_hidden = torch.where(active, (grad_y @ w2) * scale, 0.0)
-    grad_x = grad_hidden @ w1 if need_x else x.new_empty(0, x.shape[1])
-    grad_w1 = grad_hidden.T @ x if need_w else w1.new_empty(0, w1.shape[1])
-    grad_w2 = grad_y.T @ hidden if need_w else w2.new_empty(w2.shape[0], 0)
-    return grad_x, grad_w1, grad_hidden.sum(0), grad_w2, grad_y.sum(0)
+    grad_x = grad_hidden @ w1 if need_x else x.new_empty(*clients, 0, x.shape[-1])
+    grad_w1 = grad_hidden.mT @ x if need_w else w1.new_empty(*clients, 0, w1.shape[-1])
+    grad_w2 = grad_y.mT @ hidden if need_w else w2.new_empty(*clients, w2.shape[-2], 0)
+    return grad_x, grad_w1, grad_hidden.sum(-2), grad_w2, grad_y.sum(-2)
 
 
 def _fake_backward(
@@ -163,10 +187,10 @@ def _fake_backward(
     need_x: bool,
     need_w: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    (tokens, channels), units = x.shape, w1.shape[0]
+    (tokens, channels), units, clients = x.shape[-2:], w1.shape[-2], w1.shape[:-2]
     sizes = [(tokens if need_x else 0, channels), (units if need_w else 0, channels), (units,)]
     sizes += [(channels, units if need_w else 0), (channels,)]
-    dx, dw1, db1, dw2, db2 = (x.new_empty(size) for size in sizes)
+    dx, dw1, db1, dw2, db2 = (x.new_empty(*clients, *size) for size in sizes)
     return dx, dw1, db1, dw2, db2
 
 

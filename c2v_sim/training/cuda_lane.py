@@ -120,7 +120,8 @@ class CudaLane(Lane):
         graph, ids = self._cuda.CUDAGraph(), ids.clone()
         # A replay then draws from where the generator is at that time: in a new participation the
         # beginning of the client's own stream, the numbers that the step would draw if it were run.
-        graph.register_generator_state(self.client.generator)
+        for generator in self.client.generators:
+            graph.register_generator_state(generator)
         with _alone:
             if len(self._graphs) == MOST_GRAPHS:
                 oldest = next(iter(self._graphs))

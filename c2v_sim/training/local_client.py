@@ -5,6 +5,7 @@ addresses for the life of the lane, so that a step recorded for one client (a CU
 for the next. This object is what the hooks of an algorithm are given.
 """
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -25,6 +26,7 @@ class LocalClient:
         self.variant: object = None  # an algorithm sets it where a client's step differs in kind
         self.device = device
         self.generator = torch.Generator(device)
+        self.generators = [self.generator]  # more where clients are stacked: see generators_of
         for random in use_own_generators(module):
             random.generator = self.generator  # type: ignore[assignment]
         self._draws = draws_by_itself(module)
@@ -55,6 +57,14 @@ class LocalClient:
         self.module.train()
         self.gradients.zero_()
         self.generator.manual_seed(seed)
+
+    def generators_of(self, seeds: Sequence[int]) -> list[torch.Generator]:
+        """One for each of several clients that train together, at the beginning of its stream."""
+        while len(self.generators) < len(seeds):
+            self.generators.append(torch.Generator(self.device))
+        for generator, seed in zip(self.generators, seeds, strict=False):
+            generator.manual_seed(seed)
+        return self.generators[: len(seeds)]
 
     def drawing(self) -> AbstractContextManager[object]:
         """Inside, what the module draws in training is the client's own."""

@@ -9,7 +9,7 @@ recorded (training/cuda_lane.py) are of no use any more.
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -99,6 +99,7 @@ class TrainingPath:
     why: str
     block: int = 0  # clients at most in one computation
     networks: bool = False  # stacked, but no chain: any network (training/stacked/networks.py)
+    make_step: Any = None  # where a step is not SGD on cross entropy (training/stacked/blocks.py)
 
     @property
     def stacked(self) -> bool:

@@ -108,15 +108,14 @@ class Adam:
 
 
 def adam_step(p: Tensor, g: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float) -> None:
-    """torch's fused Adam on one row, all in place; the gradients are zero afterwards."""
+    """torch's fused Adam on one row [P] with its count [], or on rows [k, P] with counts [k], all
+    in place; the gradients are zero afterwards."""
+    rows = [[t] if count.dim() == 0 else list(t) for t in (p, g, mean, square, count)]
     with torch.no_grad():
         adam(
-            [p],
-            [g],
-            [mean],
-            [square],
+            *rows[:4],
             [],
-            [count],
+            rows[4],
             fused=True,
             lr=lr,
             beta1=0.9,

@@ -9,6 +9,7 @@
 // on their count alone), a chunk sums its own weight gradients, and chunks are added in order: the
 // bits are those of any thread count. relu and dropout: a hidden value is kept unless it is <= 0
 // or dropped, so a NaN is kept; the definition of the dropout bits is in c2v_sim/ops/fused_ffn.py.
+// Clients with weights and tokens of their own go one after another: the bits of each alone.
 #include <memory>
 #include <tuple>
 #include <vector>
@@ -235,11 +236,11 @@ Layer pack_w1(const float* w1, const float* b1, int64_t units, int64_t channels)
   return layer;
 }
 
-Dropout dropout_of(double p, const Tensor& seed) {
+Dropout dropout_of(double p, int64_t seed) {
   const int32_t threshold = static_cast<int32_t>(p * 65536.0 + 0.5);
   // At p = 1 nothing is kept and the scale does not matter, but it must be finite.
   const float scale = threshold < 65536 ? 65536.0f / static_cast<float>(65536 - threshold) : 0.0f;
-  return {threshold, scale, static_cast<uint64_t>(seed.const_data_ptr<int64_t>()[0])};
+  return {threshold, scale, static_cast<uint64_t>(seed)};
 }
 
 // Contiguous float32, or an error that names the argument.
@@ -248,45 +249,41 @@ Tensor prepared(const Tensor& t, const char* name) {
   return torch::stable::contiguous(t);
 }
 
-}  // namespace
+// Weights as they lie in memory: those of one client.
+struct Weights {
+  const float *w1, *b1, *w2;
+  int64_t units, channels;
 
-Tensor fused_ffn_cpu(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2,
-                     const Tensor& b2, const Tensor& seed, double p) {
-  const Tensor xc = prepared(x, "x"), w1c = prepared(w1, "w1"), b1c = prepared(b1, "b1"),
-               w2c = prepared(w2, "w2"), b2c = prepared(b2, "b2");
-  const int64_t tokens = x.size(0), units = w1.size(0), channels = w1.size(1);
-  Tensor y = torch::stable::new_empty(x, {tokens, channels});
-  if (tokens == 0) return y;
-  Layer layer = pack_w1(w1c.const_data_ptr<float>(), b1c.const_data_ptr<float>(), units, channels);
-  layer.w2_rows = pack<false>(layer, w2c.const_data_ptr<float>(), 1, units);
-  const Dropout dropout = dropout_of(p, seed);
-  const float *x_ptr = xc.const_data_ptr<float>(), *b2_ptr = b2c.const_data_ptr<float>();
-  float* y_ptr = y.mutable_data_ptr<float>();
+  Weights of_client(int64_t client) const {
+    const int64_t size = units * channels;
+    return {w1 + client * size, b1 + client * units, w2 + client * size, units, channels};
+  }
+};
+
+void forward(const Weights& weights, const Dropout& dropout, const float* x, const float* b2,
+             int64_t tokens, float* y) {
+  Layer layer = pack_w1(weights.w1, weights.b1, weights.units, weights.channels);
+  layer.w2_rows = pack<false>(layer, weights.w2, 1, weights.units);
   torch::stable::parallel_for(
       0, (tokens + kTokens - 1) / kTokens, 1, [&](int64_t begin, int64_t end) {
         Buffer scratch(new float[kTokens * (2 * layer.stride + kForwardPanel)]);
         for (int64_t b = begin; b < end; ++b)
-          forward_block(layer, dropout, x_ptr, b2_ptr, b * kTokens,
-                        std::min(kTokens, tokens - b * kTokens), scratch.get(), y_ptr);
+          forward_block(layer, dropout, x, b2, b * kTokens,
+                        std::min(kTokens, tokens - b * kTokens), scratch.get(), y);
       });
-  return y;
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fused_ffn_backward_cpu(
-    const Tensor& grad_y, const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2,
-    const Tensor& seed, double p, bool need_x, bool need_w) {
-  const Tensor gc = prepared(grad_y, "grad_y"), xc = prepared(x, "x"), w1c = prepared(w1, "w1"),
-               b1c = prepared(b1, "b1"), w2c = prepared(w2, "w2");
-  const int64_t tokens = x.size(0), units = w1.size(0), channels = w1.size(1);
-  const float *w1_ptr = w1c.const_data_ptr<float>(), *w2_ptr = w2c.const_data_ptr<float>();
-  Layer layer = pack_w1(w1_ptr, b1c.const_data_ptr<float>(), units, channels);
-  layer.w2_tiles = pack<true>(layer, w2_ptr, 1, units);
-  if (need_x) layer.w1_rows = pack<false>(layer, w1_ptr, channels, 1);
-  const Dropout dropout = dropout_of(p, seed);
+// Where the gradients of one client go; x, and w1 and w2, are null when not needed.
+struct Gradients {
+  float *x, *w1, *b1, *w2, *b2;
+};
 
-  Tensor grad_x = torch::stable::new_empty(x, {need_x ? tokens : 0, channels});
-  const float *x_ptr = xc.const_data_ptr<float>(), *g_ptr = gc.const_data_ptr<float>();
-  float* grad_x_ptr = grad_x.mutable_data_ptr<float>();
+void backward(const Weights& weights, const Dropout& dropout, const float* x, const float* grad_y,
+              int64_t tokens, const Gradients& out) {
+  const bool need_x = out.x, need_w = out.w1;
+  Layer layer = pack_w1(weights.w1, weights.b1, weights.units, weights.channels);
+  layer.w2_tiles = pack<true>(layer, weights.w2, 1, weights.units);
+  if (need_x) layer.w1_rows = pack<false>(layer, weights.w1, weights.channels, 1);
   const int64_t chunk = std::max(kChunk, ceil_to((tokens + kMaxChunks - 1) / kMaxChunks, kTokens));
   const int64_t chunks = std::max<int64_t>(1, (tokens + chunk - 1) / chunk);  // 0 tokens: zeros
   const int64_t size = Partial::size(layer, need_w);
@@ -295,21 +292,73 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fused_ffn_backward_cpu(
     for (int64_t i = begin; i < end; ++i) {
       float* base = partials.get() + i * size;
       std::fill_n(base, size, 0.0f);
-      backward_chunk(layer, dropout, x_ptr, g_ptr, i * chunk, std::min(chunk, tokens - i * chunk),
-                     need_x, need_w, grad_x_ptr, Partial(layer, need_w, base));
+      backward_chunk(layer, dropout, x, grad_y, i * chunk, std::min(chunk, tokens - i * chunk),
+                     need_x, need_w, out.x, Partial(layer, need_w, base));
     }
   });
   add_partials(partials.get(), chunks, size);
-
-  Tensor grad_w1 = torch::stable::new_empty(x, {need_w ? units : 0, channels});
-  Tensor grad_b1 = torch::stable::new_empty(x, {units});
-  Tensor grad_w2 = torch::stable::new_empty(x, {channels, need_w ? units : 0});
-  Tensor grad_b2 = torch::stable::new_empty(x, {channels});
   const Partial sum(layer, need_w, partials.get());
-  if (need_w)
-    unpack(layer, sum, grad_w1.mutable_data_ptr<float>(), grad_w2.mutable_data_ptr<float>());
-  std::copy_n(sum.b1, units, grad_b1.mutable_data_ptr<float>());
-  std::copy_n(sum.b2, channels, grad_b2.mutable_data_ptr<float>());
+  if (need_w) unpack(layer, sum, out.w1, out.w2);
+  std::copy_n(sum.b1, layer.units, out.b1);
+  std::copy_n(sum.b2, layer.channels, out.b2);
+}
+
+int64_t clients_of(const Tensor& w1) { return w1.dim() == 3 ? w1.size(0) : 1; }
+
+// [k, a, b] or [a, b], [k, a] or [a], as w1 has clients or not.
+Tensor new_like(const Tensor& w1, int64_t a, int64_t b) {
+  return w1.dim() == 3 ? torch::stable::new_empty(w1, {w1.size(0), a, b})
+                       : torch::stable::new_empty(w1, {a, b});
+}
+Tensor new_like(const Tensor& w1, int64_t a) {
+  return w1.dim() == 3 ? torch::stable::new_empty(w1, {w1.size(0), a})
+                       : torch::stable::new_empty(w1, {a});
+}
+
+}  // namespace
+
+Tensor fused_ffn_cpu(const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2,
+                     const Tensor& b2, const Tensor& seed, double p) {
+  const Tensor xc = prepared(x, "x"), w1c = prepared(w1, "w1"), b1c = prepared(b1, "b1"),
+               w2c = prepared(w2, "w2"), b2c = prepared(b2, "b2"),
+               seeds = torch::stable::contiguous(seed);
+  const int64_t tokens = x.size(-2), units = w1.size(-2), channels = w1.size(-1);
+  Tensor y = new_like(w1, tokens, channels);
+  if (tokens == 0) return y;
+  const Weights weights{w1c.const_data_ptr<float>(), b1c.const_data_ptr<float>(),
+                        w2c.const_data_ptr<float>(), units, channels};
+  const float *x_ptr = xc.const_data_ptr<float>(), *b2_ptr = b2c.const_data_ptr<float>();
+  float* y_ptr = y.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < clients_of(w1); ++i)
+    forward(weights.of_client(i), dropout_of(p, seeds.const_data_ptr<int64_t>()[i]),
+            x_ptr + i * tokens * channels, b2_ptr + i * channels, tokens,
+            y_ptr + i * tokens * channels);
+  return y;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> fused_ffn_backward_cpu(
+    const Tensor& grad_y, const Tensor& x, const Tensor& w1, const Tensor& b1, const Tensor& w2,
+    const Tensor& seed, double p, bool need_x, bool need_w) {
+  const Tensor gc = prepared(grad_y, "grad_y"), xc = prepared(x, "x"), w1c = prepared(w1, "w1"),
+               b1c = prepared(b1, "b1"), w2c = prepared(w2, "w2"),
+               seeds = torch::stable::contiguous(seed);
+  const int64_t tokens = x.size(-2), units = w1.size(-2), channels = w1.size(-1);
+  const Weights weights{w1c.const_data_ptr<float>(), b1c.const_data_ptr<float>(),
+                        w2c.const_data_ptr<float>(), units, channels};
+  const float *x_ptr = xc.const_data_ptr<float>(), *g_ptr = gc.const_data_ptr<float>();
+  Tensor grad_x = new_like(w1, need_x ? tokens : 0, channels);
+  Tensor grad_w1 = new_like(w1, need_w ? units : 0, channels), grad_b1 = new_like(w1, units);
+  Tensor grad_w2 = new_like(w1, channels, need_w ? units : 0), grad_b2 = new_like(w1, channels);
+  float *of_x = grad_x.mutable_data_ptr<float>(), *of_w1 = grad_w1.mutable_data_ptr<float>();
+  float *of_b1 = grad_b1.mutable_data_ptr<float>(), *of_w2 = grad_w2.mutable_data_ptr<float>();
+  float* of_b2 = grad_b2.mutable_data_ptr<float>();
+  for (int64_t i = 0; i < clients_of(w1); ++i) {
+    const int64_t row = i * tokens * channels, weight = i * units * channels;
+    const Gradients out{need_x ? of_x + row : nullptr, need_w ? of_w1 + weight : nullptr,
+                        of_b1 + i * units, need_w ? of_w2 + weight : nullptr, of_b2 + i * channels};
+    backward(weights.of_client(i), dropout_of(p, seeds.const_data_ptr<int64_t>()[i]), x_ptr + row,
+             g_ptr + row, tokens, out);
+  }
   return {grad_x, grad_w1, grad_b1, grad_w2, grad_b2};
 }
 

@@ -1,6 +1,8 @@
 // index_losses: L_sim, L_orth, L_div of a batch and the gradient of each, O(B·D) memory.
 //
 // The losses' upstream gradients differ, so each gradient is returned alone, for unit upstream.
+// Clients [k, B, D] with counts [k] go one after another, each with its first rows alone.
+#include <optional>
 #include <tuple>
 
 #include "diversity.h"
@@ -12,7 +14,9 @@ namespace {
 enum Term : int64_t { kSim = 1, kOrth = 2, kDiv = 4 };  // as in c2v_sim/ops/index_losses.py
 
 Tensor rows_like(const Tensor& x, bool wanted) {
-  return torch::stable::new_empty(x, {wanted ? x.size(0) : 0, x.size(1)}, ScalarType::Float);
+  const int64_t rows = wanted ? x.size(-2) : 0, dim = x.size(-1);
+  if (x.dim() == 2) return torch::stable::new_empty(x, {rows, dim}, ScalarType::Float);
+  return torch::stable::new_zeros(x, {x.size(0), rows, dim}, ScalarType::Float);  // for padding
 }
 
 // The mean of 1 - cos(z_j, l_j); gradients unless null.
@@ -91,32 +95,59 @@ double diversity_loss(const UnitRows& u, float* grad) {
   return loss;
 }
 
+// Where the results of one client go; gradients may be null.
+struct Results {
+  float *loss, *sim_z, *sim_l, *orth_z, *orth_u, *div_u;
+};
+
+void losses_of(const Tensor& z, const Tensor& u, const Tensor& l, int64_t terms,
+               const Results& out) {
+  const bool sim = terms & kSim, orth = terms & kOrth, div = terms & kDiv;
+  const int64_t rows = z.size(0);
+  if (rows == 0) return;
+  if (sim)
+    out.loss[0] = static_cast<float>(
+        similarity_loss(float_rows(z), float_rows(l), out.sim_z, out.sim_l));
+  if (!orth && !div) return;
+  const UnitRows unit_u(u, div ? kBoth : kRight);
+  if (orth)
+    out.loss[1] = static_cast<float>(
+        orthogonality_loss(UnitRows(z, kLeft), unit_u, out.orth_z, out.orth_u));
+  if (div && rows > 1)
+    out.loss[2] = static_cast<float>(diversity_loss(unit_u, out.div_u));
+  else if (div && out.div_u)
+    std::fill_n(out.div_u, u.size(1), 0.0f);
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> index_losses_cpu(
-    const Tensor& z, const Tensor& u, const Tensor& l, int64_t terms, bool with_grad) {
+    const Tensor& z, const Tensor& u, const Tensor& l, const std::optional<Tensor>& counts,
+    int64_t terms, bool with_grad) {
   const bool sim = terms & kSim, orth = terms & kOrth, div = terms & kDiv;
-  Tensor losses = torch::stable::new_zeros(z, {3}, ScalarType::Float);
+  const int64_t clients = counts ? z.size(0) : 1, rows = z.size(-2), dim = z.size(-1);
+  Tensor losses = counts ? torch::stable::new_zeros(z, {clients, 3}, ScalarType::Float)
+                         : torch::stable::new_zeros(z, {3}, ScalarType::Float);
   Tensor sim_z = rows_like(z, sim && with_grad), sim_l = rows_like(l, sim && with_grad);
   Tensor orth_z = rows_like(z, orth && with_grad), orth_u = rows_like(u, orth && with_grad);
   Tensor div_u = rows_like(u, div && with_grad);
-  const auto wanted = [&](Tensor& grad) {
-    return with_grad ? grad.mutable_data_ptr<float>() : nullptr;
-  };
-  const int64_t rows = z.size(0);
-  float* loss = losses.mutable_data_ptr<float>();
-  if (rows > 0 && sim)
-    loss[0] = static_cast<float>(
-        similarity_loss(float_rows(z), float_rows(l), wanted(sim_z), wanted(sim_l)));
-  if (rows > 0 && (orth || div)) {
-    const UnitRows unit_u(u, div ? kBoth : kRight);
-    if (orth)
-      loss[1] = static_cast<float>(
-          orthogonality_loss(UnitRows(z, kLeft), unit_u, wanted(orth_z), wanted(orth_u)));
-    if (div && rows > 1)
-      loss[2] = static_cast<float>(diversity_loss(unit_u, wanted(div_u)));
-    else if (div)
-      torch::stable::zero_(div_u);
+  for (int64_t i = 0; i < clients; ++i) {
+    const auto wanted = [&](Tensor& grad, bool term) {
+      return term && with_grad ? grad.mutable_data_ptr<float>() + i * rows * dim : nullptr;
+    };
+    const Results out{losses.mutable_data_ptr<float>() + 3 * i, wanted(sim_z, sim),
+                      wanted(sim_l, sim), wanted(orth_z, orth), wanted(orth_u, orth),
+                      wanted(div_u, div)};
+    if (!counts) {
+      losses_of(z, u, l, terms, out);
+      continue;
+    }
+    const int64_t count = torch::stable::contiguous(*counts).const_data_ptr<int64_t>()[i];
+    const auto own = [&](const Tensor& x) {
+      Tensor all = torch::stable::flatten(x, 0, 1);
+      return torch::stable::narrow(all, 0, i * rows, count);
+    };
+    losses_of(own(z), own(u), own(l), terms, out);
   }
   return {losses, sim_z, sim_l, orth_z, orth_u, div_u};
 }

@@ -1,8 +1,9 @@
 // projection_orthogonality: 1/(B·M) sum_{j,i} |<z_j, index_i>|, or |cos(z_j, index_i)|, and its
 // gradient for z.
 //
-// The index streams by in chunks that are packed (and normalised) while they are in the cache, so
-// memory does not grow with M.
+// The index streams by in chunks that are packed while they are in the cache, so memory does not
+// grow with M. Of a cosine it has unit rows, and `lengths` [M] are those before that.
+#include <optional>
 #include <tuple>
 
 #include "orthogonality.h"
@@ -11,7 +12,8 @@
 namespace c2v {
 
 std::tuple<Tensor, Tensor> projection_orthogonality_cpu(const Tensor& z_p, const Tensor& index,
-                                                        bool cosine, bool with_grad) {
+                                                        const std::optional<Tensor>& lengths,
+                                                        bool with_grad) {
   constexpr int64_t kChunk = 12 * kTile;
   const int64_t rows = z_p.size(0), clients = index.size(0);
   Tensor loss = torch::stable::new_zeros(z_p, {}, ScalarType::Float);
@@ -20,6 +22,8 @@ std::tuple<Tensor, Tensor> projection_orthogonality_cpu(const Tensor& z_p, const
   if (rows == 0 || clients == 0) return {loss, grad};
   const double pairs = static_cast<double>(rows) * clients;
   const float scale = static_cast<float>(1 / pairs);
+  const bool cosine = lengths.has_value();
+  const Tensor known = cosine ? float_rows(*lengths) : loss;
   const UnitRows z(z_p, kLeft, cosine);
   const FloatArray g = zeros(with_grad ? z.padded_rows * z.padded_dim : 0);
   FloatArray tiny;  // the gradient that does not go through the normalisation, if there is any
@@ -27,7 +31,8 @@ std::tuple<Tensor, Tensor> projection_orthogonality_cpu(const Tensor& z_p, const
   for (int64_t first = 0; first < clients; first += kChunk) {
     Tensor all = index;
     const Tensor part = torch::stable::narrow(all, 0, first, std::min(kChunk, clients - first));
-    const UnitRows beta(part, kRight, cosine);
+    const float* own = cosine ? known.const_data_ptr<float>() + first : nullptr;
+    const UnitRows beta(part, kRight, cosine, own);
     if (cosine && has_tiny_pairs(z, beta)) {
       total += absolute_sum_of_tiny(z, beta);
       if (with_grad && !tiny) tiny = zeros(z.rows * z.dim);

@@ -1,5 +1,5 @@
-// Rows divided by their lengths (or as they are), packed for gemm.h; and the way back, from the
-// gradient for a packed row to the gradient for the row itself.
+// Rows divided by their lengths (or as they are, or divided before), packed for gemm.h; and the way
+// back, from the gradient for a packed row to the gradient for the row itself.
 #pragma once
 
 #include <cmath>
@@ -64,7 +64,8 @@ struct UnitRows {
   FloatArray rows6, rows16, cols16;  // see gemm.h
   int64_t blocks() const { return padded_rows / kTile; }
 
-  UnitRows(const Tensor& x, Layouts layouts, bool normalise = true)
+  // With `known` [rows], x has the unit rows of others that were so long.
+  UnitRows(const Tensor& x, Layouts layouts, bool normalise = true, const float* known = nullptr)
       : rows(x.size(0)),
         dim(x.size(1)),
         padded_rows(round_up(rows, kTile)),
@@ -78,7 +79,8 @@ struct UnitRows {
         rows6(layouts & kLeft ? floats(padded_rows * padded_dim) : nullptr),
         rows16(layouts & kRight ? floats(padded_rows * padded_dim) : nullptr),
         cols16(floats(padded_rows * padded_dim)) {
-    parallel_tasks(blocks(), [&](int64_t block) { pack(block); });
+    if (known) std::copy_n(known, rows, norm.get());
+    parallel_tasks(blocks(), [&](int64_t block) { pack(block, known); });
     for (int64_t i = 0; i < rows; ++i)
       if (norm[i] > 0) shortest = std::min(shortest, norm[i]);
   }
@@ -119,15 +121,15 @@ struct UnitRows {
         for (int64_t r = 0; r < Width; ++r) panels[r] = unit[(i + r) * padded_dim + k];
   }
 
-  void pack(int64_t block) {
+  void pack(int64_t block, bool known) {
     const FloatArray unit = zeros(kTile * padded_dim);
     const int64_t first = block * kTile, last = std::min(first + kTile, rows);
     for (int64_t i = first; i < last; ++i) {
       float* u = unit.get() + (i - first) * padded_dim;
       std::copy(row(i), row(i) + dim, u);
-      norm[i] = normalised ? std::sqrt(dot(u, u, padded_dim)) : 1;
+      if (!known) norm[i] = normalised ? std::sqrt(dot(u, u, padded_dim)) : 1;
       // An infinite norm would turn finite elements into silent zeros: let it be NaN.
-      inverse[i] = !normalised            ? scale_as_it_is(u, padded_dim)
+      inverse[i] = !normalised || known   ? scale_as_it_is(u, padded_dim)
                    : norm[i] == 0         ? 0
                    : std::isinf(norm[i]) ? NAN
                                           : 1 / norm[i];

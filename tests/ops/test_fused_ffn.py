@@ -18,6 +18,7 @@ from c2v_sim.ops.fused_ffn import (
 )
 
 NAMES = ("x", "w1", "b1", "w2", "b2")
+CLIENTS = [(1, 3, 7, 5), (3, 17, 33, 32), (2, 49, 17, 33), (2, 0, 5, 4)]
 
 
 def problem(tokens, units=64, channels=32, seed=0, dtype=torch.float32):
@@ -367,7 +368,7 @@ def test_refusals_name_what_was_wrong():
     (x, w1, b1, w2, b2), _ = problem(3, 8, 4)
     with pytest.raises(ValueError, match=r"x must be \[..., C\] with C > 0, got \(\)"):
         fused_ffn(x[0, 0], w1, b1, w2, b2)
-    with pytest.raises(ValueError, match=r"w1 must be \[F, 4\], F > 0, got \(4, 8\)"):
+    with pytest.raises(ValueError, match=r"w1 must be \[F, 4\] or.* F > 0, got \(4, 8\)"):
         fused_ffn(x, w1.T, b1, w2, b2)
     with pytest.raises(ValueError, match=r"w2 must be \[4, 8\] for w1 \[8, 4\], got \(8, 4\)"):
         fused_ffn(x, w1, b1, w2.T, b2)
@@ -436,3 +437,36 @@ def test_compiled_graph_has_no_breaks():
     got = [y.detach(), *torch.autograd.grad(y, leaves, grad_y)]
     for a, b in zip(got, run(inputs, grad_y, "native", dropout=0.2, seed=5), strict=True):
         assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize(("clients", "tokens", "units", "channels"), CLIENTS)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_clients_have_weights_tokens_and_seeds_of_their_own(
+    backend, clients, tokens, units, channels, dropout
+):
+    """As good as torch in float64, and each client as it would be alone."""
+    apart = [problem(tokens, units, channels, seed=i) for i in range(clients)]
+    inputs = [torch.stack(of_all) for of_all in zip(*(p[0] for p in apart), strict=True)]
+    grad_y = torch.stack([p[1] for p in apart])
+    require(_operator, backend, *inputs)
+    options = {"dropout": dropout, "seed": torch.arange(5, 5 + clients, device=DEVICE)}
+    got = run(inputs, grad_y, backend, **options)
+    torch32 = run(inputs, grad_y, "torch", **options)
+    exact = run([t.double() for t in inputs], grad_y.double(), "torch", **options)
+    for name, *results in zip(("y", *NAMES), got, torch32, exact, strict=True):
+        assert_as_good_as_torch(*results, what=name)
+    for i, (own, grad) in enumerate(apart):
+        alone = run(own, grad, backend, dropout=dropout, seed=5 + i)
+        assert all(torch.equal(a[i], b) for a, b in zip(got, alone, strict=True))
+
+
+def test_clients_that_do_not_fit_are_refused():
+    (x, w1, b1, w2, b2), _ = problem(4)
+    clients = [torch.stack([t, t]) for t in (w1, b1, w2, b2)]
+    with pytest.raises(ValueError, match=r"x must be \[2, ..., 32\] for w1 \[2, 64, 32\]"):
+        fused_ffn(x, *clients)
+    with pytest.raises(ValueError, match=r"b1 must be \[2, 64\] for w1"):
+        fused_ffn(torch.stack([x, x]), clients[0], b1, *clients[2:])
+    with pytest.raises(ValueError, match="must be int64, of 2 elements"):
+        fused_ffn(torch.stack([x, x]), *clients, seed=seed_tensor(1))

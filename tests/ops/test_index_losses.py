@@ -250,8 +250,11 @@ def test_opcheck(backend):
     inputs = [x.requires_grad_() for x in problem(5, 8)]
     require(_operator, backend, *inputs)
     namespace = torch.ops.c2v_sim_triton if backend == "triton" else torch.ops.c2v_sim
-    torch.library.opcheck(namespace.index_losses.default, (*inputs, 7, True))
-    torch.library.opcheck(namespace.index_losses.default, (*problem(5, 8), 5, False))
+    torch.library.opcheck(namespace.index_losses.default, (*inputs, None, 7, True))
+    torch.library.opcheck(namespace.index_losses.default, (*problem(5, 8), None, 5, False))
+    clients, counts = [torch.stack([x, x]).detach() for x in inputs], torch.tensor([5, 2])
+    arguments = (*(x.requires_grad_() for x in clients), counts.to(DEVICE), 7, True)
+    torch.library.opcheck(namespace.index_losses.default, arguments)
 
 
 def test_compiles():
@@ -274,3 +277,43 @@ def test_refusals_name_what_was_wrong():
         similarity_loss(z, l[0])
     with pytest.raises(RuntimeError, match=r"takes float32, bfloat16, float16, not float64"):
         diversity_loss(u.double(), backend="native")
+
+
+COUNTS = [(5, 0, 1, 3), (13,), (2, 12, 13, 7)]
+
+
+@pytest.mark.parametrize("backend", FUSED)
+@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("scale", [1.0, 1e-5])
+def test_clients_have_losses_of_their_first_rows(backend, counts, scale):
+    """As good as torch in float64; what the padding holds makes no difference, and it takes no
+    gradient."""
+    number = torch.tensor(counts, device=DEVICE)
+    of_each = zip(*(problem(13, 7, seed=i) for i in range(len(counts))), strict=True)
+    inputs = [scale * torch.stack(x) for x in of_each]
+    require(_operator, backend, *inputs)
+    along = torch.linspace(0.5, 2, 3 * len(counts), device=DEVICE).view(-1, 3)
+
+    def run(inputs, backend):
+        leaves = [x.detach().clone().requires_grad_() for x in inputs]
+        losses = torch.stack(index_losses(*leaves, number, backend=backend), dim=1)
+        return [losses.detach(), *torch.autograd.grad(losses, leaves, along.to(losses))]
+
+    got, torch32 = run(inputs, backend), run(inputs, "torch")
+    exact = run([x.double() for x in inputs], "torch")
+    for name, a, b, c in zip(("losses", *"zul"), got, torch32, exact, strict=True):
+        unit = max(c.abs().max().item(), 1e-30)
+        assert_as_good_as_torch(a / unit, b / unit, c / unit, name)
+    padding = torch.arange(13, device=DEVICE) >= number[:, None]
+    assert all(not grad[padding].any() for grad in got[1:])
+    for x in inputs:
+        x[padding] = 7.0
+    assert all(map(torch.equal, got, run(inputs, backend)))
+
+
+def test_clients_that_do_not_fit_are_refused():
+    z, u, l = problem(4)
+    with pytest.raises(ValueError, match=r"counts must be int64 \[2\] on"):
+        index_losses(*(torch.stack([x, x]) for x in (z, u, l)), torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"z must be \[k, B, D\] with counts, got \(4, 64\)"):
+        index_losses(z, u, l, torch.ones(4, dtype=torch.int64, device=DEVICE))

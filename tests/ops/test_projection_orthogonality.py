@@ -164,29 +164,44 @@ def test_an_index_that_was_prepared_gives_the_same_bits(backend, form):
     z_p, index = problem(9, 11)
     index[4] = 0
     require(_operator, backend, z_p, index)
-    rows = prepared_index(index, form)
+    prepared = prepared_index(index, form)
     plain = value_and_gradient(z_p, index, form, backend)
-    for a, b in zip(plain, value_and_gradient(z_p, rows, form, backend, prepared=True), strict=True):  # fmt: skip  # noqa: E501
-        assert torch.equal(a, b)
+    assert all(map(torch.equal, plain, value_and_gradient(z_p, prepared, form, backend)))
+    with pytest.raises(ValueError, match="the index was not prepared for form"):
+        projection_orthogonality(z_p, prepared, "unit" if form == "cosine" else "cosine")
+
+
+def test_a_step_computes_no_length_of_the_index(monkeypatch):
+    """Form `cosine` needs the lengths of both sides; the index's are those that were prepared."""
+    z_p, index = problem(9, 11)
+    require(_operator, "triton", z_p, index)
+    kernels = importlib.import_module("c2v_sim.kernels.index_losses")
+    seen, lengths = [], kernels.lengths
+    monkeypatch.setattr(kernels, "lengths", lambda x: (seen.append(x.shape), lengths(x))[1])
+    projection_orthogonality(z_p, prepared_index(index, "cosine"), "cosine", backend="triton")
+    assert seen == [(1, *z_p.shape)]
 
 
 def test_prepared_rows_are_of_length_one_or_zero():
     _, index = problem(1, 8)
     index[3] = 0
     index[4], index[5] = 1e-30 * index[4], 1e30 * index[5]
-    lengths = prepared_index(index).norm(dim=1)
+    lengths = prepared_index(index).rows.norm(dim=1)
     assert lengths[3] == 0
     torch.testing.assert_close(lengths[lengths > 0], torch.ones(7, device=DEVICE))
-    assert prepared_index(index, "raw") is index
+    assert prepared_index(index, "raw").rows is index
+    torch.testing.assert_close(
+        prepared_index(index, "cosine").lengths.double(), index.double().norm(dim=1)
+    )
 
 
 @every_form
 def test_reference_gradcheck(form):
     z_p, index = (x.double() for x in problem(4, 5, 3))
     index[1] = 0
-    rows = prepared_index(index, form)
+    prepared = prepared_index(index, form)
     assert torch.autograd.gradcheck(
-        lambda z: projection_orthogonality_torch(z, rows, form == "cosine")[0],
+        lambda z: projection_orthogonality_torch(z, *prepared)[0],
         [z_p.requires_grad_()],
     )
 
@@ -230,9 +245,9 @@ def test_native_memory_does_not_grow_with_the_clients(form):
     """10,000 clients: the loss grows by less than the B×M products would take."""
     z_p, index = (x.cpu() for x in problem(2048, 10_000, dim=32))
     require(_operator, "native", z_p, index)
-    rows = prepared_index(index, form)
-    value_and_gradient(z_p, rows, form, "native", prepared=True)  # lazy initialisation
-    grown = peak_growth(lambda: value_and_gradient(z_p, rows, form, "native", prepared=True))
+    prepared = prepared_index(index, form)
+    value_and_gradient(z_p, prepared, form, "native")  # lazy initialisation
+    grown = peak_growth(lambda: value_and_gradient(z_p, prepared, form, "native"))
     assert grown < 4 * 2048 * 10_000 / 4
 
 
@@ -247,7 +262,7 @@ def test_second_derivative_raises_and_opcheck(backend, form):
     with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
         torch.autograd.grad(grad.sum(), z_p)
     namespace = torch.ops.c2v_sim_triton if backend == "triton" else torch.ops.c2v_sim
-    arguments = (z_p, index, form == "cosine", True)
+    arguments = (z_p, *prepared_index(index, form), True)
     torch.library.opcheck(namespace.projection_orthogonality.default, arguments)
 
 
@@ -257,8 +272,8 @@ def test_refusals_name_what_was_wrong():
         projection_orthogonality(z_p[0], index)
     with pytest.raises(ValueError, match=r"index must be \[M, 64\], got \(5, 63\)"):
         projection_orthogonality(z_p, index[:, 1:])
-    for prepared in (False, True):
+    for other in (index, prepared_index(index)):
         with pytest.raises(ValueError, match="unknown form 'dot'; known: unit, cosine, raw"):
-            projection_orthogonality(z_p, index, "dot", prepared=prepared)
+            projection_orthogonality(z_p, other, "dot")
     with pytest.raises(ValueError, match=r"index is a constant; pass index\.detach\(\)"):
         projection_orthogonality(z_p, index.requires_grad_())

@@ -102,6 +102,9 @@ CASES = {
     "rows in a file": partial(run, algorithm="moon", state_memory=1e-6),
     "index, global": partial(index, strategy="global", epochs=2),
     "index, federated": partial(index, strategy="federated", epochs=4, local_epochs=2),
+    "index, federated, stacked": partial(
+        index, strategy="federated", epochs=4, local_epochs=2, participation=1.0
+    ),
     "a value is asked for": partial(run, own=AsksForAValue),
     "a tensor of the host": partial(run, own=ForgetsTheDevice),
     "a copy while recording": partial(run, own=SendsToTheDevice),

@@ -69,15 +69,17 @@ def sgd_step(rows: int, size: int, offset: int = 0, everything: bool = True) -> 
 
 
 def fused_ffn(
-    tokens: int, channels: int, units: int, dropout: float, offset: int = 0, programs: int = 216
-) -> None:
+    tokens: int, channels: int, units: int, dropout: float, offset: int = 0, programs: int = 216,
+    clients: tuple[int, ...] = (),
+) -> None:  # fmt: skip
     """With one program asked for, blocks of tokens are as large as they may be."""
     importlib.import_module("c2v_sim.kernels.fused_ffn").PROGRAMS = programs
     shapes = [(tokens, channels), (units, channels), (units,), (channels, units), (channels,)]
-    x, w1, b1, w2, b2, grad_y = draw(2, *shapes, (tokens, channels))
+    shapes = [(*clients, *shape) for shape in (*shapes, (tokens, channels))]
+    x, w1, b1, w2, b2, grad_y = draw(2, *shapes)
     # On a grid where w1 x + b1 is exact and never 0, so that relu does not depend on rounding.
     x, w1, b1 = (x * 16).round() / 16, (w1 * 16).round() / 64, ((b1 * 512).round() + 0.5) / 1024
-    seed = torch.tensor(3)
+    seed = torch.arange(3, 3 + clients[0]) if clients else torch.tensor(3)
 
     def run(backend: str, inputs: list[Tensor]) -> list[Tensor]:
         leaves = [placed(t, offset).requires_grad_() for t in inputs[:5]]
@@ -87,14 +89,17 @@ def fused_ffn(
     compare(run, [x, w1, b1, w2 * units**-0.5, b2, grad_y])
 
 
-def index_losses(size: int, dim: int, offset: int = 0) -> None:
+def index_losses(size: int, dim: int, offset: int = 0, counts: tuple[int, ...] = ()) -> None:
+    real = torch.tensor(counts) if counts else None
+
     def run(backend: str, inputs: list[Tensor]) -> list[Tensor]:
         leaves = [placed(t, offset).requires_grad_() for t in inputs]
-        losses = ops.index_losses(*leaves, backend=backend)
-        total = losses[0] + 2 * losses[1] + 3 * losses[2]
+        losses = ops.index_losses(*leaves, real, backend=backend)
+        total = (losses[0] + 2 * losses[1] + 3 * losses[2]).sum()
         return [*(loss.detach() for loss in losses), *torch.autograd.grad(total, leaves)]
 
-    compare(run, draw(3, *[(size, dim)] * 3))
+    clients = (len(counts),) if counts else ()
+    compare(run, draw(3, *[(*clients, size, dim)] * 3))
 
 
 def projection_orthogonality(
@@ -129,8 +134,8 @@ def client_scores(
     compare(run, tensors)
 
 
-def dropout_mask(rows: int, columns: int, first: int = 0) -> None:
-    seed = torch.tensor(5)
+def dropout_mask(rows: int, columns: int, first: int = 0, clients: int = 0) -> None:
+    seed = torch.arange(5, 5 + clients) if clients else torch.tensor(5)
     got, wanted = (
         ops.dropout_mask(rows, columns, 6554, seed, first=first, backend=backend)
         for backend in ("triton", "torch")

@@ -22,7 +22,8 @@ from c2v_sim.training.samplers import SAMPLERS
 
 MODELS = ("cnn", "resnet8", "resnet18", "mobilenetv2", "cct", "lstm")
 STEERED = ("case i and ii", "case iii", "cases i to iii", "case iii, growing")
-INDEX = ("index, global", "index, federated", "an index is made", "a naive index is made")
+INDEX = ("index, global", "index, federated", "index, federated, stacked", "an index is made")
+INDEX += ("a naive index is made",)
 MEMORY = ("stacked", "stacked cnn", "stacked resnet8", "rows in half", "rows in a file")
 # Steps that are not recorded: of algorithms that say so, and with an index that grows each round.
 NOT_RECORDED = {name for name, make in ALGORITHMS.items() if not make(RunConfig()).capturable}

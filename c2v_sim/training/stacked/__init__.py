@@ -34,7 +34,7 @@ from c2v_sim.training.stacked.blocks import train_network_block
 from c2v_sim.training.stacked.chain import rows_of, stacks, train_block
 from c2v_sim.training.stacked.path import choose_path
 
-__all__ = ["choose_path", "make_batches", "make_blocks", "train_stacked"]
+__all__ = ["choose_path", "make_batches", "make_blocks", "ranks_of_clients", "train_stacked"]
 
 
 def train_stacked(
@@ -48,7 +48,7 @@ def train_stacked(
     losses = torch.zeros(len(clients), device=training.data.device)
     sizes = [len(samples[client]) for client in clients]
     blocks = make_blocks(sizes, most)
-    trainers = dealt([sum(sizes[row] for row in rows) for rows in blocks])
+    trainers = ranks_of_blocks(sizes, blocks)
     mine = [block for block in range(len(blocks)) if trainers[block] == ranks.rank()]
 
     def work(lane: Lane, block: int) -> None:
@@ -63,12 +63,25 @@ def train_stacked(
         for block, _ in training.lanes.run(work, mine):
             for row in blocks[block]:
                 on_client(int(clients[row]))
-    of_rows = {row: trainers[block] for block, rows in enumerate(blocks) for row in rows}
-    of_clients = [of_rows[row] for row in range(len(clients))]
+    of_clients = ranks_of_clients(sizes, most)
     losses = meet(training, of_clients, losses)
     tell_of_others(clients, of_clients, on_client)
     check_finite(training, t, clients, losses)
     return losses
+
+
+def ranks_of_blocks(sizes: list[int], blocks: list[list[int]]) -> list[int]:
+    return dealt([sum(sizes[row] for row in rows) for rows in blocks])
+
+
+def ranks_of_clients(sizes: list[int], most: int) -> list[int]:
+    """The rank that trains each client, in blocks of at most `most`; 0: they are not stacked."""
+    if not most:
+        return dealt(sizes)
+    blocks = make_blocks(sizes, most)
+    trainers = ranks_of_blocks(sizes, blocks)
+    of_rows = {row: trainers[block] for block, rows in enumerate(blocks) for row in rows}
+    return [of_rows[row] for row in range(len(sizes))]
 
 
 Trained = tuple[Tensor, Tensor, Tensor]  # losses [k], rows [k, …], integers [k, n]
