@@ -77,8 +77,8 @@ def index_step(training: CohortTraining, block: Block) -> Step:
         weighted = parts.detach() * n[:, None]
         objective.sums.index_add_(0, own[:active].long(), weighted)
         block.total[:active] += loss.detach() * n
-        state = (t[:active] for t in (block.gradients, mean, square, count))
-        adam_step(rows[:, : layout.trainable], *state, adam.lr)
+        g, m, v, c = (t[:active] for t in (block.gradients, mean, square, count))
+        adam_step(rows[:, : layout.trainable], g, m, v, c, adam.lr)
 
     return step
 
