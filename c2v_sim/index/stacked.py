@@ -19,24 +19,50 @@ from c2v_sim.index.dsa_ign import (
     CHANNELS,
     HEADS,
     LAYERS,
+    LOSSES,
     TOKENS,
     IndexNetwork,
     draw_seeds,
     drop_by,
+    losses,
     scaled,
 )
 from c2v_sim.index.encoders.encoder import WIDTH
-from c2v_sim.index.objective import IndexLoss
 from c2v_sim.system.seeding import torch_seed
 from c2v_sim.training.lane import Step
+from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.local_training import CohortTraining, TrainingPath
-from c2v_sim.training.optimisers import Adam, adam_step
+from c2v_sim.training.optimisers import Adam, StepTerms, adam_step
 from c2v_sim.training.stacked.blocks import Block, write_gradients
 from c2v_sim.training.stacked.networks import rows_as
 from c2v_sim.training.stacked.operations import linear
 from c2v_sim.training.stacked.path import BLOCK, FEWEST
 
 Parameters = dict[str, Tensor]  # by name, each [k, …]
+
+
+class IndexLoss:
+    """The objective: the weighted sum of the four losses; `sums` [M, 4] adds each up by client."""
+
+    name = "index network"
+    capturable, plain_sgd, steps_per_batch = True, False, 1
+    after_batch = end = staticmethod(lambda client: None)
+
+    def __init__(self, weights: list[float], clients: int, device: torch.device) -> None:
+        self.weights = torch.tensor(weights, device=device)
+        self.sums = torch.zeros(clients, len(LOSSES), device=device)
+
+    def begin(self, client: LocalClient) -> None:
+        client.memory("id", 1).fill_(client.id)
+
+    def step_terms(self, client: LocalClient) -> StepTerms:
+        return {}
+
+    def local_loss(self, client: LocalClient, d: Tensor, label: Tensor) -> Tensor:
+        parts = losses(client.module, d, label)  # type: ignore[arg-type]
+        own = client.memory("id").long()
+        self.sums.index_add_(0, own, parts.detach().unsqueeze(0) * len(d))
+        return parts @ self.weights
 
 
 def choose_path(device: torch.device, cohort: int) -> TrainingPath:
@@ -77,8 +103,8 @@ def index_step(training: CohortTraining, block: Block) -> Step:
         weighted = parts.detach() * n[:, None]
         objective.sums.index_add_(0, own[:active].long(), weighted)
         block.total[:active] += loss.detach() * n
-        state = (t[:active] for t in (block.gradients, mean, square, count))
-        adam_step(rows[:, : layout.trainable], *state, adam.lr)
+        g, m, v, c = (t[:active] for t in (block.gradients, mean, square, count))
+        adam_step(rows[:, : layout.trainable], g, m, v, c, adam.lr)
 
     return step
 

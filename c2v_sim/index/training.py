@@ -25,8 +25,7 @@ from c2v_sim.data.partition import Partition
 from c2v_sim.index.checkpoint import Checkpoints, Training, fingerprint, load_training
 from c2v_sim.index.config import IndexConfig
 from c2v_sim.index.dsa_ign import LOSSES, IndexNetwork, build_network, loss_weights, losses
-from c2v_sim.index.objective import IndexLoss
-from c2v_sim.index.stacked import choose_path
+from c2v_sim.index.stacked import IndexLoss, choose_path
 from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.machine import intra_op_threads

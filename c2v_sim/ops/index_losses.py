@@ -121,8 +121,10 @@ def index_losses_torch(
 ) -> tuple[Tensor, ...]:
     """The definition: ([L_sim, L_orth, L_div],), 0 for those that `terms` leaves out."""
     if counts is not None:  # of each client alone
-        own = [[x[i, :n] for x in (z, u, l)] for i, n in enumerate(counts.tolist())]
-        every = [index_losses_torch(*rows, None, terms)[0] for rows in own]
+        every = [
+            index_losses_torch(z[i, :n], u[i, :n], l[i, :n], None, terms)[0]
+            for i, n in enumerate(counts.tolist())
+        ]
         return (torch.stack(every) if every else z.new_zeros(0, 3),)
     z, u, l = (t.to(torch.promote_types(t.dtype, torch.float32)) for t in (z, u, l))
     rows = len(z)

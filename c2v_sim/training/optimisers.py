@@ -110,12 +110,18 @@ class Adam:
 def adam_step(p: Tensor, g: Tensor, mean: Tensor, square: Tensor, count: Tensor, lr: float) -> None:
     """torch's fused Adam on one row [P] with its count [], or on rows [k, P] with counts [k], all
     in place; the gradients are zero afterwards."""
-    rows = [[t] if count.dim() == 0 else list(t) for t in (p, g, mean, square, count)]
+
+    def rows(t: Tensor) -> list[Tensor]:
+        return [t] if count.dim() == 0 else list(t)
+
     with torch.no_grad():
         adam(
-            *rows[:4],
+            rows(p),
+            rows(g),
+            rows(mean),
+            rows(square),
             [],
-            rows[4],
+            rows(count),
             fused=True,
             lr=lr,
             beta1=0.9,

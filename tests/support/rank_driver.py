@@ -54,6 +54,7 @@ CASES: dict[str, dict] = {
     "stacked": {"participation": 1.0},
     "stacked mlp, three lanes": {"model": "mlp", "lanes": 3},
     "convolutions, two lanes": {"model": "cnn", "lanes": 2, "rounds": 2},
+    "stacked convolutions": {"model": "cnn", "stacked": "always", "rounds": 2, "lr": 0.02},
     "statistics": {"model": "resnet8", "algorithm": "feddyn", "rounds": 2},
     "previous models": {"model": "resnet8", "algorithm": "moon", "moon_mu": 1.0},
     "halves": {"algorithm": "feddyn", "state_dtype": "bfloat16"},
