@@ -1,9 +1,9 @@
 """convolution: 1×1, 3×3 and 5×5 of stride 1 or 2, for training on a CPU.
 
-    y[n, k, i, j] = bias[k] + Σ x[n, c, stride i + r - padding, stride j + s - padding] w[k, c, r, s]
+    y[n, k, i, j] = bias[k] + Σ x[n, c, d i + r - padding, d j + s - padding] w[k, c, r, s]
 
-x [N, C, H, W], w [K, C, T, T], T = 1, 3 or 5, padding less than T. The native backend works in
-channels_last: other tensors are copied into it, and y is channels_last. It has two ways:
+x [N, C, H, W], w [K, C, T, T], T = 1, 3 or 5, stride d, padding less than T. The native backend
+works in channels_last: other tensors are copied into it, and y is channels_last. It has two ways:
 
   minimal filtering (csrc/cpu/winograd/) for stride 1 with 16 channels and filters or more: 4 or
   2.25 times fewer products for 3×3, by the size of the image, and 2.8 times fewer for 5×5,
@@ -28,7 +28,7 @@ from c2v_sim.ops._loss import Context
 TAPS, STRIDES = (1, 3, 5), (1, 2)
 # Measured by bench/convolutions.py: below, the transforms cost what the products gain.
 FEWEST_CHANNELS, CHANNEL_STEP, FEWEST_TILES = 16, 16, 24
-# Without transforms: the taps must stay in the second-level cache, and enough pixels repay the call.
+# Without transforms: the taps must stay in the second-level cache; enough pixels repay the call.
 MOST_TAPS, FEWEST_PIXELS, NARROWEST, MOST_FILTERS_OF_FEW = 32_768, 1024, 4, 32
 
 
@@ -49,9 +49,7 @@ def convolution(
     return _operator(x, w, bias, padding, stride, backend=backend)
 
 
-def pays(
-    x: Tensor, filters: int, channels: int, taps: int, padding: int, stride: int = 1
-) -> bool:
+def pays(x: Tensor, filters: int, channels: int, taps: int, padding: int, stride: int = 1) -> bool:
     """Whether the native backend is there and faster than torch, by the shapes alone."""
     if x.device.type != "cpu" or x.dtype != torch.float32 or x.dim() != 4 or taps not in TAPS:
         return False
@@ -82,11 +80,11 @@ def _output(x: Tensor, taps: int, padding: int, stride: int) -> tuple[int, int]:
     return high, wide
 
 
-def _check_shapes(
-    x: Tensor, w: Tensor, bias: Tensor | None, padding: int, stride: int
-) -> None:
+def _check_shapes(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, stride: int) -> None:
     if w.dim() != 4 or w.shape[2] != w.shape[3] or w.shape[2] not in TAPS:
-        raise ValueError(f"convolution: w must be [K, C, T, T], T = 1, 3 or 5, got {tuple(w.shape)}")
+        raise ValueError(
+            f"convolution: w must be [K, C, T, T], T = 1, 3 or 5, got {tuple(w.shape)}"
+        )
     if x.dim() != 4 or x.shape[1] != w.shape[1]:
         raise ValueError(f"convolution: x must be [N, {w.shape[1]}, H, W], got {tuple(x.shape)}")
     if not 0 <= padding < w.shape[2]:
