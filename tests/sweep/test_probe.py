@@ -1,4 +1,4 @@
-"""The few steps by which a sweep's time is estimated: whatever a cell asks for, they can be taken."""
+"""The few steps by which a sweep's time is estimated can be taken, whatever a cell asks for."""
 
 import pytest
 
