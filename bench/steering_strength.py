@@ -5,7 +5,7 @@
 Draws the cohorts that a run would draw, and prints for uniform sampling, for uniform sampling with
 the rest that an index gives, and for case study i at several temperatures
 
-    even     how even the chances are of those who may come: exp(entropy) / their number; 1: all alike
+    even     how even the chances of those who may come are: exp(entropy) / their number
     likest   the largest chance by the smallest
     like     mean similarity A of a client to the cohort before
     apart 1, apart 5   total variation between the classes of the samples that train in 1 and in 5
