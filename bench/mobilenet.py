@@ -1,10 +1,10 @@
-"""MobileNetV2 (64×64 images, one thread): its depthwise layers and the whole step, torch's and ours.
+"""MobileNetV2 (64×64 images, one thread): depthwise layers and whole step, torch's and ours.
 
     python bench/mobilenet.py [--batch N] [--repeats N]
 
 The two alternate in CPU time; a ratio is the median of those of pairs. The bandwidth of a layer
-counts what must be read and written once (forward x, y; both gradients dy, x, dx), as a share of that
-of a copy measured in the same run.
+counts what must be read and written once (forward x, y; both gradients dy, x, dx), as a share of
+that of a copy measured in the same run.
 """
 
 import argparse

@@ -45,6 +45,7 @@ def probe(federation: Federation, config: RunConfig, lanes: int) -> Pace:
         participation=1.0,
         cohort=0,
         clients=count,
+        clusters=0,  # maybe more than the few clients here; without clustering it says nothing
         lanes=lanes,
         rounds=2,
         local_epochs=1,
