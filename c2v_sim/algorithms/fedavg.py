@@ -49,6 +49,13 @@ def part_of_plain_sgd(hook: Hook) -> Hook:
     return hook
 
 
+def takes_padding(hook: Hook) -> Hook:
+    """Declares that samples whose label is PADDING are no part of the loss; an override is not
+    declared, and then a GPU trains on batches of as many lengths as there are."""
+    hook.takes_padding = True  # type: ignore[attr-defined]
+    return hook
+
+
 def check_trains_by_loss(algorithm: "Algorithm", what: str) -> None:
     """Refuse an algorithm whose `local_loss` would be left out; `what` calls `loss` instead."""
     if not hasattr(algorithm.local_loss, "part_of_plain_sgd"):
@@ -112,6 +119,11 @@ class Algorithm:
         return plain and self.steps_per_batch == 1
 
     @property
+    def leaves_out_padding(self) -> bool:
+        """Whether batches may be padded (training/local_training.py: PADDING)."""
+        return all(hasattr(h, "takes_padding") for h in (self.local_loss, self.loss))
+
+    @property
     def needs_rows(self) -> bool:
         """Whether somebody looks at what each client ended with, beyond the average."""
         return not all(hasattr(hook, "only_averages") for hook in (self.finish, self.update))
@@ -141,12 +153,14 @@ class Algorithm:
         """Terms of ops.sgd_step_: linear, proximal and anchor, max_grad_norm; extra_decay."""
         return {}
 
+    @takes_padding
     @part_of_plain_sgd
     def local_loss(self, client: LocalClient, x: Tensor, y: Tensor) -> Tensor:
         """The loss of a batch before a run adds to it; most algorithms override only `loss`."""
         z, logits = forward(client.module, x)
         return self.loss(client, x, y, z, logits)
 
+    @takes_padding
     @part_of_plain_sgd
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         """The algorithm's loss of a batch, z = features(x) [B, d], logits [B, K]."""

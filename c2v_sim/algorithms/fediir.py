@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.algorithms.fedavg import Algorithm, averages_as_given
+from c2v_sim.algorithms.fedavg import Algorithm, averages_as_given, takes_padding
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.arena import Arena
 from c2v_sim.training.lane import Lane
@@ -37,6 +37,7 @@ class FedIIR(Algorithm):
         fresh = mean_classifier_gradient(run, clients)
         self.target.copy_(self.ema * self.mean_gradient + (1 - self.ema) * fresh)
 
+    @takes_padding
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         loss = F.cross_entropy(logits, y)
         parameters = classifier_parameters(client.module)

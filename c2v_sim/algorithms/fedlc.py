@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.fedavg import Algorithm, takes_padding
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.local_client import LocalClient
 
@@ -28,5 +28,6 @@ class FedLC(Algorithm):
     def begin(self, client: LocalClient) -> None:
         client.memory("offset", self.offsets.shape[1]).copy_(self.offsets[client.id])
 
+    @takes_padding
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         return F.cross_entropy(logits - client.memory("offset"), y)

@@ -11,6 +11,7 @@ forms (ops.projection_orthogonality), and L_dist the other direction of the dive
 
 from dataclasses import dataclass, field
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -37,21 +38,30 @@ class LocalRegulariser:
             raise ValueError(f"unknown direction {self.direction!r}; known: {known}")
         object.__setattr__(self, "prepared", ops.prepared_index(self.index, self.form))
 
-    def __call__(self, module: nn.Module, z: Tensor, logits: Tensor) -> Tensor:
-        z_p = module.c2v_projection(z)  # type: ignore[operator]
+    def __call__(
+        self, module: nn.Module, z: Tensor, logits: Tensor, real: Tensor | None = None
+    ) -> Tensor:
+        """`real` [B]: which rows are samples and no padding; all, if it is not given."""
+        z_p = only(real, module.c2v_projection(z))  # type: ignore[operator]
         loss = z_p.new_zeros(())
         if self.dist_weight:
             logits_p = module.c2v_projection_classifier(z_p)  # type: ignore[operator]
-            loss = loss + self.dist_weight * self._distillation(logits, logits_p)
+            pair = only(real, logits), only(real, logits_p)
+            loss = loss + self.dist_weight * self._distillation(*pair)
         if self.orth_weight and len(self.index):
             orth = ops.projection_orthogonality(z_p, self.prepared, self.form)
             loss = loss + self.orth_weight * orth
-        return loss
+        return loss if real is None else loss * (len(z) / real.sum())  # means were of all rows
 
     def _distillation(self, logits: Tensor, logits_p: Tensor) -> Tensor:
         logits = logits.detach() if self.detach else logits
         pair = (logits, logits_p) if self.direction == "forward" else (logits_p, logits)
         return divergence(*pair)
+
+
+def only(real: Tensor | None, rows: Tensor) -> Tensor:  # [B], [B, n]
+    """Zeros, for which both terms are 0, in place of the rows that are not `real`."""
+    return rows if real is None else torch.where(real[:, None], rows, 0.0)
 
 
 def divergence(logits: Tensor, others: Tensor) -> Tensor:  # 2 × [B, K] -> scalar

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.algorithms.fedavg import Algorithm
+from c2v_sim.algorithms.fedavg import Algorithm, takes_padding
 from c2v_sim.algorithms.run_parts import RunParts
 from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.local_training import PADDING
 
 REPRESENTATION = 256
 
@@ -61,6 +62,7 @@ class Moon(Algorithm):
             client.twin("previous").bind(row, self.integers)
             client.twin("global").bind(client.server.data[0], self.integers)
 
+    @takes_padding
     def loss(self, client: LocalClient, x: Tensor, y: Tensor, z: Tensor, logits: Tensor) -> Tensor:
         loss = F.cross_entropy(logits, y)
         if not client.variant:
@@ -70,16 +72,20 @@ class Moon(Algorithm):
                 client.twin(name).module.features(x)  # type: ignore[operator]
                 for name in ("global", "previous")
             )
-        return loss + self.mu * contrast(z, of_global, of_previous, self.temperature)
+        first = torch.where(y == PADDING, PADDING, 0)
+        return loss + self.mu * contrast(z, of_global, of_previous, self.temperature, first)
 
     def finish(self, client: int, row: Tensor, origin: Tensor) -> None:
         self.previous.write(client, row)
 
 
-def contrast(r: Tensor, r_global: Tensor, r_previous: Tensor, temperature: float) -> Tensor:
-    """Mean cross-entropy of choosing the global model's representation, each [B, R]."""
+def contrast(
+    r: Tensor, r_global: Tensor, r_previous: Tensor, temperature: float, first: Tensor
+) -> Tensor:
+    """Mean cross-entropy of choosing the global model's representation, each [B, R]; `first` [B] is
+    0, the choice, or PADDING."""
     choices = torch.stack([cosine(r, r_global), cosine(r, r_previous)], dim=1) / temperature
-    return F.cross_entropy(choices, torch.zeros(len(r), dtype=torch.int64, device=r.device))
+    return F.cross_entropy(choices, first)
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:  # 2 × [B, R] -> [B]

@@ -46,6 +46,7 @@ class IndexLoss:
 
     name = "index network"
     capturable, plain_sgd, steps_per_batch = True, False, 1
+    leaves_out_padding = False  # means over a batch of all samples
     after_batch = end = staticmethod(lambda client: None)
 
     def __init__(self, weights: list[float], clients: int, device: torch.device) -> None:

@@ -1,7 +1,9 @@
 """What models have in common: the shape of a sample, normalisation, features and classifier."""
 
+import copy
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 InputShape = tuple[int, ...]  # (H, W, C) for images, (T,) for text, any shape for features
@@ -41,6 +43,20 @@ def he_normal(module: nn.Module) -> None:
 def logits(module: nn.Module, x: Tensor) -> Tensor:  # [B, …] -> [B, K]
     """classifier(features(x)): all that the simulator asks of a model."""
     return module.classifier(module.features(x))  # type: ignore[operator]
+
+
+def treats_samples_alone(module: nn.Module, x: Tensor) -> bool:
+    """Whether the others of a batch leave a sample's logits in training as they are, which batch
+    norm does not; seen on x [B, …], different inputs. Dropout aside."""
+    if len(x) < 3:
+        return False
+    trial = copy.deepcopy(module).train()
+    for part in trial.modules():
+        if isinstance(getattr(part, "p", None), float):
+            part.p = 0.0  # type: ignore[assignment]
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        among_all, among_few = logits(trial, x)[:2], logits(trial, x[:2])
+    return torch.allclose(among_all, among_few, rtol=1e-4, atol=1e-5)
 
 
 def check_model(module: object) -> None:

@@ -83,18 +83,20 @@ class Operator(Generic[Result]):
         fake: Callable[..., object],
         setup_context: Callable[..., None] | None = None,
         backward: Callable[..., object] | None = None,
+        native: bool = True,
         triton: bool = True,
         dtypes: Sequence[torch.dtype] = FLOAT32,
     ) -> None:
         """`schema` is torch's, without the name; `reference` takes the same arguments.
 
         `fake`, `setup_context` and `backward` are those of torch.library; they are registered
-        for the native and the Triton operator alike, so gradients are wired once. `triton=True`
-        promises a function `<name>` in kernels/<name>.py. `dtypes` are those that the fused
+        for the native and the Triton operator alike, so gradients are wired once. `native=False`:
+        no C++ for the CPU was ever written. `triton=True` promises a function `<name>` in
+        kernels/<name>.py. `dtypes` are those that the fused
         backends accept for floating tensors; the reference takes everything.
         """
         self.name, self.schema, self.reference, self.dtypes = name, schema, reference, tuple(dtypes)
-        self.has_triton = triton
+        self.has_native, self.has_triton = native, triton
         OPERATORS[name] = self
         # Asked once: the question cannot be traced by torch.compile.
         self.native_keys = {key for key in ("CPU", "CUDA") if _has_kernel(name, key)}
@@ -126,6 +128,8 @@ class Operator(Generic[Result]):
         if backend == "native":
             if native_missing:
                 return native_missing
+            if not self.has_native:
+                return f"c2v_sim has no kernel {self.name} for the CPU"
             if "CPU" not in self.native_keys:
                 return f"c2v_sim._C has no CPU kernel {self.name}; run `make setup` to rebuild it"
             if not on_cpu:

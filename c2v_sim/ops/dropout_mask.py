@@ -42,6 +42,7 @@ _operator = Operator(
     "dropout_mask",
     "(Tensor seed, int first, int rows, int columns, int dropped) -> Tensor",
     dropout_mask_torch,
+    native=False,
     fake=lambda seed, first, rows, columns, dropped: seed.new_empty(
         *seed.shape, rows, columns
     ).bool(),

@@ -12,6 +12,7 @@ from c2v_sim.data.dataset import Dataset
 from c2v_sim.data.federation import Federation
 from c2v_sim.data.resident import ResidentData
 from c2v_sim.models import logits
+from c2v_sim.models.common import treats_samples_alone
 from c2v_sim.simulator.model import Assembled, assemble
 from c2v_sim.simulator.objective import Regularised
 from c2v_sim.system.machine import choose_device, give_back_memory
@@ -35,6 +36,12 @@ def resident_data(dataset: Dataset, device: torch.device) -> tuple[ResidentData,
 def some_inputs(data: ResidentData, count: int) -> Tensor:  # [count, …]
     """The first sample `count` times, on the CPU, where models are built."""
     ids = torch.zeros(count, dtype=torch.int64, device=data.device)
+    return data.batch(ids)[0].cpu()
+
+
+def different_inputs(data: ResidentData, count: int = 8) -> Tensor:  # [count, …]
+    """Samples from all over the data, on the CPU."""
+    ids = torch.linspace(0, len(data) - 1, min(count, len(data))).long().to(data.device)
     return data.batch(ids)[0].cpu()
 
 
@@ -89,17 +96,20 @@ def build_training(
             parameters[slot.name].data = slot.view(server.data[0])
     averaged = only_averaged(built.objective) and not sampler.needs_rows
     at_once = averaged and not path.stacked and algorithm_of(built.objective).sums_at_once
+    lanes_made = Lanes(model, layout, lanes, device, stop)
+    pads = lanes_made.pads and treats_samples_alone(model, different_inputs(data))
     summed = at_once and sums_suffice(cohort, lanes, device)
     training = CohortTraining(
         server=server,
         cohort=CohortSum(layout, device) if summed else Arena(layout, cohort, device),
-        lanes=Lanes(model, layout, lanes, device, stop),
+        lanes=lanes_made,
         data=data,
         samples=federation.partition.train,
         local=local,
         objective=built.objective,
         path=path,
         only_averaged=averaged,
+        longest=min(config.batch_size, int(federation.partition.sizes.max())) if pads else 0,
     )
     give_back_memory()  # of the copies of the model that lanes were made of
     return training

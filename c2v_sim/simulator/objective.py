@@ -8,6 +8,7 @@ from c2v_sim.algorithms import Algorithm
 from c2v_sim.algorithms.fedavg import check_trains_by_loss, forward
 from c2v_sim.algorithms.local_regulariser import LocalRegulariser
 from c2v_sim.training.local_client import LocalClient
+from c2v_sim.training.local_training import PADDING
 from c2v_sim.training.optimisers import StepTerms
 
 
@@ -32,6 +33,10 @@ class Regularised:
         return self.algorithm.capturable and not self.index_grows
 
     @property
+    def leaves_out_padding(self) -> bool:
+        return self.algorithm.leaves_out_padding
+
+    @property
     def steps_per_batch(self) -> int:
         return self.algorithm.steps_per_batch
 
@@ -44,7 +49,8 @@ class Regularised:
     def local_loss(self, client: LocalClient, x: Tensor, y: Tensor) -> Tensor:
         z, logits = forward(client.module, x)
         loss = self.algorithm.loss(client, x, y, z, logits)
-        return loss + self.regulariser(client.module, z, logits)
+        real = y != PADDING if client.padded else None
+        return loss + self.regulariser(client.module, z, logits, real)
 
     def after_batch(self, client: LocalClient) -> None:
         self.algorithm.after_batch(client)

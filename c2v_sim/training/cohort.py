@@ -22,7 +22,12 @@ from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.seeding import torch_seed
 from c2v_sim.training.aggregation import CohortSum, columns_suffice
 from c2v_sim.training.lane import Lane
-from c2v_sim.training.local_training import CohortTraining, batch_bounds
+from c2v_sim.training.local_training import (
+    PADDING,
+    CohortTraining,
+    batch_bounds,
+    padded_length,
+)
 
 OnClient = Callable[[int], None]  # is told the id of a client that has finished
 
@@ -40,26 +45,43 @@ def train_client(training: CohortTraining, lane: Lane, *, stoppable: bool = True
     objective.begin(client)
     update = local.optimiser.start(client, **objective.step_terms(client))
     total = client.owned_memory("training", "loss", ()).zero_()
+    client.padded = bool(training.longest) and objective.leaves_out_padding
 
     def step(ids: Tensor) -> None:
+        count: int | Tensor = len(ids)
+        if client.padded:
+            padding, ids = ids < 0, ids.clamp(min=0)
+            count = len(ids) - padding.sum()
         x, y = training.data.batch(ids, client.generator if local.augment else None)
+        if client.padded:
+            y = y.masked_fill(padding, PADDING)
         for _ in range(objective.steps_per_batch):
             with client.drawing():
                 loss = objective.local_loss(client, x, y)
             loss.backward()
             update()
         objective.after_batch(client)
-        total.add_(loss.detach() * len(ids))
+        total.add_(loss.detach() * count)
 
     bounds = batch_bounds(len(ids), local.batch_size)
+    last, seen = bounds[-1]
+    if client.padded:
+        bounds[-1] = last, last + padded_length(seen - last, training.longest)
     for order in local.orders(len(ids), client.round, client.id):
-        shuffled = lane.upload(ids[order])
+        shuffled = lane.upload(padded(ids[order[:seen]], bounds[-1][1]))
         for begin, end in bounds:
             if stoppable and training.lanes.stopped():
                 raise Interrupted
             lane.step(step, shuffled[begin:end])
     objective.end(client)
-    return total / (local.epochs * bounds[-1][1])
+    return total / (local.epochs * seen)
+
+
+def padded(ids: np.ndarray, length: int) -> np.ndarray:
+    """`ids`, and -1 after them up to `length`."""
+    if len(ids) == length:
+        return ids
+    return np.pad(ids, (0, length - len(ids)), constant_values=-1)
 
 
 def train_cohort(

@@ -7,11 +7,12 @@ graph it is one. For each kind of step, that is (batch length, client.variant):
     the next is recorded, which runs nothing, and replayed
     every later one is replayed
 
-Recording takes about as long as RUNS_FIRST steps, so a kind that comes rarely, such as the length
-of one client's last batch, never costs more than twice the better choice. A lane keeps at most
-MOST_GRAPHS; the one that was not used for longest goes. An algorithm or a module with
-capturable = False is never recorded: its steps run one operator at a time. `prepare` is told the
-version of what the steps are made of; recorded steps of another version are of no use.
+Recording takes about as long as RUNS_FIRST steps, so a kind that comes rarely never costs more than
+twice the better choice. A lane keeps at most MOST_GRAPHS; the one that was not used for longest
+goes. Clients' last batches have many lengths: they are padded to few (local_training.padded_length)
+where that changes no more than the order of sums. An algorithm or a module with capturable = False
+is never recorded: its steps run one operator at a time. `prepare` is told the version of what the
+steps are made of; recorded steps of another version are of no use.
 
 A process can record one graph at a time, and whatever waits for the device meanwhile breaks the
 recording, on whichever thread. So do cuDNN's search for the quickest algorithm, libraries that set
@@ -58,6 +59,8 @@ class Recorded:
 
 class CudaLane(Lane):
     """`cuda` is torch.cuda, or what stands in for it where there is no GPU."""
+
+    pads = True
 
     def __init__(
         self,

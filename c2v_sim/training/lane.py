@@ -19,6 +19,8 @@ Step = Callable[[Tensor], None]  # takes the sample ids of a batch
 class Lane:
     """One client at a time; its work lies between `follow` and `join`, inside of `working`."""
 
+    pads = False  # whether last batches are padded, so that few kinds of step are recorded
+
     def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
         self.client = LocalClient(module, layout, device)
 

@@ -89,6 +89,11 @@ class Lanes:
         self._own.lane = self._free.get_nowait()
 
     @property
+    def pads(self) -> bool:
+        """Whether its lanes want last batches padded."""
+        return self._lanes[0].pads
+
+    @property
     def recorded(self) -> int:
         """How many kinds of step its lanes have recorded (training/cuda_lane.py)."""
         return sum(lane.recorded for lane in self._lanes)

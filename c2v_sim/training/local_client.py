@@ -24,6 +24,7 @@ class LocalClient:
     def __init__(self, module: nn.Module, layout: Layout, device: torch.device) -> None:
         self.id, self.round, self.samples = -1, 0, 0  # who trains: see begin_participation
         self.variant: object = None  # an algorithm sets it where a client's step differs in kind
+        self.padded = False  # whether batches may end with samples that do not count: see PADDING
         self.device = device
         self.generator = torch.Generator(device)
         self.generators = [self.generator]  # more where clients are stacked: see generators_of

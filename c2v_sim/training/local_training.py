@@ -22,6 +22,8 @@ from c2v_sim.training.lanes import Lanes
 from c2v_sim.training.local_client import LocalClient
 from c2v_sim.training.optimisers import Optimiser, StepTerms
 
+PADDING = -100  # the label of what pads a batch: torch's cross_entropy leaves it out of its mean
+LENGTHS = 4  # that padded batches have
 STACKING = ("auto", "always", "never")  # whether clients are stacked (training/stacked)
 _versions = itertools.count(1)
 
@@ -52,6 +54,10 @@ class Objective(Protocol):
     @property
     def plain_sgd(self) -> bool:
         """Whether it is cross entropy and nothing else, so that clients may be stacked."""
+
+    @property
+    def leaves_out_padding(self) -> bool:
+        """Whether the loss of a batch is that of the samples whose label is not PADDING."""
 
     @property
     def steps_per_batch(self) -> int: ...
@@ -127,6 +133,7 @@ class CohortTraining:
     objective: Objective
     only_averaged: bool = False  # whether nobody looks at the rows but training/aggregation.py
     path: TrainingPath = TrainingPath(None, "stacking was not asked for")
+    longest: int = 0  # batch, where last batches are padded (padded_length); 0: they are not
     version: int = field(default_factory=_versions.__next__, init=False)
 
 
@@ -135,3 +142,12 @@ def batch_bounds(samples: int, batch_size: int) -> list[tuple[int, int]]:
     if samples > 1 and batch_size > 1 and samples % batch_size == 1:
         samples -= 1
     return [(s, min(s + batch_size, samples)) for s in range(0, samples, batch_size)]
+
+
+def padded_length(samples: int, longest: int) -> int:
+    """One of LENGTHS lengths up to `longest` that a batch of `samples` is padded to.
+
+    One length alone would make a batch of few samples as dear as a whole one.
+    """
+    grain = -(-longest // LENGTHS)
+    return min(-(-samples // grain) * grain, longest)

@@ -49,7 +49,7 @@ def test_operators_pass(name, few_repeats):
 
 
 def test_an_operator_for_gpus_alone_is_told(few_repeats):
-    with pytest.raises(NotHere, match="no CPU kernel dropout_mask"):
+    with pytest.raises(NotHere, match="no kernel dropout_mask for the CPU"):
         check_operator("dropout_mask", CPU, 1e9, 1e9)
 
 
@@ -79,7 +79,8 @@ def test_replayed_rounds_have_the_bits_of_eager_ones(stand_in):
     assert all(facts[way]["same bits"] for way in training.WAYS)
     recorded = [facts[way]["recorded"] for way in training.WAYS]
     assert recorded[0] == recorded[2] == 0
-    assert min(recorded[1], recorded[3]) >= 4  # batches of 8, 2, 3 and so on
+    assert recorded[1] == 3  # batches of 8, and shorter ones that are padded to 2 and 4
+    assert recorded[3] >= 3
     assert sum(graph.replays for graph in stand_in.graphs) > 100
     assert facts["trained distance"] > 1e-3
 

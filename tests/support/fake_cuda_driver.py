@@ -98,6 +98,13 @@ CASES = {
     "case iii": partial(run, improve=("local",)),
     "cases i to iii": partial(run, improve=("sampling", "aggregation", "local"), model="cnn"),
     "case iii, growing": partial(run, improve=("local",), index="local-model-weights"),
+    "clusters": partial(run, improve=("clustering",), clusters=2),
+    "clusters, steered": partial(
+        run, improve=("clustering", "sampling", "aggregation", "local"), clusters=2
+    ),
+    "personal classifiers": partial(run, improve=("personalization",)),
+    "clients that never train": partial(run, hold_out_clients=0.25),
+    "unlike lengths, not padded": partial(run, algorithm="fedproto", batch_size=5),
     "rows in half": partial(run, algorithm="feddyn", state_dtype="bfloat16"),
     "rows in a file": partial(run, algorithm="moon", state_memory=1e-6),
     "index, global": partial(index, strategy="global", epochs=2),

@@ -9,21 +9,20 @@ quotients is found. `ftz` sets subnormal operands and results to zero.
 import numpy as np
 from ptx_parse import PtxError
 
-# Relative to the result, as float32: one ulp is at most 2^-23 of it. The source is
-# the PTX manual, https://docs.nvidia.com/cuda/parallel-thread-execution/, "Floating Point
-# Instructions". Two were compared with quotations of it in the sources of ZLUDA
-# (https://github.com/vosen/ZLUDA): div.full, at most 2 ulp over the full range, and rsqrt.approx,
-# 2^-22.9 over all positive finite numbers. The others are as remembered, not compared.
+# Relative to the result. The manual, PTX ISA, gives the bounds in section 9.7.3, "Floating Point
+# Instructions", https://docs.nvidia.com/cuda/parallel-thread-execution/#floating-point-instructions;
+# behind each are the part and what it says. An ulp of a float32 is at most 2^-23 of it and at least
+# half of that: bounds in ulp are taken as the wider of both.
 ULP = 2.0**-23
 RELATIVE = {
-    ("div", "full"): 2 * ULP,
-    ("div", "approx"): 2 * ULP,
-    ("sqrt", "approx"): ULP,
-    ("rsqrt", "approx"): 2.0**-22.9,
-    ("rcp", "approx"): ULP,
-    ("ex2", "approx"): 2 * ULP,
-    ("lg2", "approx"): 2.0**-22,  # absolute between 0.5 and 2
-    ("tanh", "approx"): 2.0**-11,
+    ("div", "full"): 2 * ULP,  # 9.7.3.8: 2 ulp over the full range
+    ("div", "approx"): 2 * ULP,  # 9.7.3.8: 2 ulp for a divisor in [2^-126, 2^126]; above that 0
+    ("rcp", "approx"): ULP,  # 9.7.3.13: 1 ulp over the full range
+    ("sqrt", "approx"): ULP,  # 9.7.3.15: relative 2^-23 over positive finite numbers
+    ("rsqrt", "approx"): 2.0**-22.9,  # 9.7.3.16: relative, over positive finite numbers
+    ("lg2", "approx"): 2.0**-22,  # 9.7.3.20: absolute for operands in (0.5, 2), else relative
+    ("ex2", "approx"): 2 * ULP,  # 9.7.3.21: 2 ulp from the result rounded correctly, full range
+    ("tanh", "approx"): 2.0**-11,  # 9.7.3.22: relative, over the full range
 }
 EXACT = {
     "div": np.divide,

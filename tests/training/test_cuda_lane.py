@@ -24,8 +24,9 @@ from c2v_sim.training import cuda_lane
 from c2v_sim.training.arena import Arena, layout_of
 from c2v_sim.training.cohort import train_cohort
 from c2v_sim.training.cuda_lane import RUNS_FIRST, CudaLane
+from c2v_sim.training.lane import Lane
 from c2v_sim.training.lanes import LANES, Lanes
-from c2v_sim.training.local_training import CohortTraining, LocalTraining
+from c2v_sim.training.local_training import LENGTHS, CohortTraining, LocalTraining, padded_length
 from c2v_sim.training.memory import lane_bytes
 from c2v_sim.training.optimisers import Adam, Sgd
 
@@ -250,8 +251,10 @@ SETTINGS = {
 
 
 @pytest.fixture
-def run_both(use_stand_in):
-    """Gives the finished simulators: on the CPU's lanes, and on the stand-in's."""
+def run_both(use_stand_in, monkeypatch):
+    """Gives the finished simulators: on the CPU's lanes, which pad as a GPU's do, and on the
+    stand-in's."""
+    monkeypatch.setattr(Lane, "pads", True)
 
     def run(changes, make_algorithm=lambda: None, index=None):
         config = RunConfig(**(SETTINGS | changes))
@@ -358,6 +361,7 @@ def test_attention_with_dropout_is_recorded(cuda, use_stand_in, monkeypatch):
     """As on a GPU, where the seed of the mask stays on the device."""
     monkeypatch.setattr("c2v_sim.models.attention.on_the_host", lambda q: False)
     monkeypatch.setattr("c2v_sim.models.cct.BLOCKS", 2)
+    monkeypatch.setattr(Lane, "pads", True)
     config = RunConfig(**SETTINGS | {"model": "cct", "lanes": 1, "rounds": 1})
     ends = []
     for _ in range(2):
@@ -368,6 +372,57 @@ def test_attention_with_dropout_is_recorded(cuda, use_stand_in, monkeypatch):
         use_stand_in()
     assert same_bits(*ends)
     assert sum(g.replays for g in cuda.graphs) > 2
+
+
+@pytest.mark.parametrize("changes", [{}, {"algorithm": "moon"}, {"algorithm": "fediir"},
+                                     {"algorithm": "fedlc"}, {"improve": ("local",)},
+                                     {"improve": ("local",), "local_orth": "cosine"}])  # fmt: skip
+def test_padded_batches_give_the_model_of_those_as_they_are(cuda, use_stand_in, changes):
+    """Up to the order of sums, in one graph for each of a few lengths."""
+    config = RunConfig(**SETTINGS | {"local_epochs": 3, "lanes": 1, "participation": 1.0} | changes)
+    config = dataclasses.replace(config, stacked="never")
+    index = random_index(0) if config.improve else None
+    ends = []
+    for _ in range(2):
+        simulator = Simulator(FEDERATION, config, index=index)
+        start = simulator.server.data[0].clone()
+        losses = [record.train_loss for record in simulator.rounds()]
+        ends.append((simulator.server.data[0].clone(), losses))
+        assert bool(simulator.training.longest) == bool(len(ends) - 1)
+        simulator.close()
+        use_stand_in()
+    (plain, plain_losses), (padded, padded_losses) = ends
+    assert (padded - plain).abs().max() < 1e-4 * (plain - start).abs().max()
+    assert padded_losses == pytest.approx(plain_losses, rel=1e-5)
+    assert len({len(g.ids) for g in recorded_steps(simulator)}) <= LENGTHS
+
+
+def recorded_steps(simulator):
+    return [g for lane in simulator.lanes._lanes for g in lane._graphs.values()]
+
+
+def test_lengths_of_padded_batches():
+    assert [padded_length(n, 128) for n in (1, 32, 33, 96, 97, 128)] == [32, 32, 64, 96, 128, 128]
+    assert [padded_length(n, 10) for n in (1, 3, 4, 9, 10)] == [3, 3, 6, 9, 10]
+    assert [padded_length(n, 2) for n in (1, 2)] == [1, 2]
+    for longest in range(1, 40):
+        lengths = {padded_length(n, longest) for n in range(1, longest + 1)}
+        assert len(lengths) <= LENGTHS
+        assert max(lengths) == longest
+
+
+def test_batches_are_padded_where_samples_do_not_meet(cuda, use_stand_in):
+    use_stand_in()
+    padded = {}
+    for changes in ({"model": "resnet8", "norm": "batch"}, {"model": "resnet8", "norm": "group"},
+                    {"algorithm": "fedproto"}, {"model": "cnn"}):  # fmt: skip
+        simulator = Simulator(FEDERATION, RunConfig(**SETTINGS | changes))
+        training = simulator.training
+        padded[tuple(changes.values())] = bool(
+            training.longest and training.objective.leaves_out_padding
+        )
+        simulator.close()
+    assert list(padded.values()) == [False, True, False, True]
 
 
 def test_an_index_that_moves_is_not_recorded(cuda, run_both):
@@ -399,7 +454,8 @@ def test_another_part_of_the_training_is_recorded_anew(cuda, use_stand_in):
     assert len({g.pool for g in cuda.graphs}) == 2
 
 
-def test_another_index_is_recorded_anew(cuda, use_stand_in):
+def test_another_index_is_recorded_anew(cuda, use_stand_in, monkeypatch):
+    monkeypatch.setattr(Lane, "pads", True)
     config = RunConfig(**SETTINGS | {"improve": ("local",), "lanes": 2})
     ends = []
     for _ in range(2):  # on the CPU's lanes, then on the stand-in's

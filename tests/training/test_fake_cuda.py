@@ -22,12 +22,14 @@ from c2v_sim.training.samplers import SAMPLERS
 
 MODELS = ("cnn", "resnet8", "resnet18", "mobilenetv2", "cct", "lstm")
 STEERED = ("case i and ii", "case iii", "cases i to iii", "case iii, growing")
+MODELS_OF_CLIENTS = ("clusters", "clusters, steered", "personal classifiers")
+MODELS_OF_CLIENTS += ("clients that never train", "unlike lengths, not padded")
 INDEX = ("index, global", "index, federated", "index, federated, stacked", "an index is made")
 INDEX += ("a naive index is made",)
 MEMORY = ("stacked", "stacked cnn", "stacked resnet8", "rows in half", "rows in a file")
 # Steps that are not recorded: of algorithms that say so, and with an index that grows each round.
 NOT_RECORDED = {name for name, make in ALGORITHMS.items() if not make(RunConfig()).capturable}
-NOT_RECORDED |= {"case iii, growing"}
+NOT_RECORDED |= {"case iii, growing", "clusters", "clusters, steered"}
 MISTAKES = {
     "a value is asked for": "cannot be recorded.*_local_scalar_dense",
     "a copy while recording": "cannot be recorded.*between host and device",
@@ -62,7 +64,11 @@ def sampled():
     return [f"sampling {name}" for name in SAMPLERS]
 
 
-@pytest.mark.parametrize("case", [*ALGORITHMS, *MODELS, *sampled(), *STEERED, *INDEX, *MEMORY])
+def cases():
+    return [*ALGORITHMS, *MODELS, *sampled(), *STEERED, *MODELS_OF_CLIENTS, *INDEX, *MEMORY]
+
+
+@pytest.mark.parametrize("case", cases())
 def test_runs_on_a_gpu_as_far_as_devices_go(rows, case):
     row = rows[case]
     assert "error" not in row, row["trace"]
@@ -77,5 +83,5 @@ def test_a_mistake_is_found(rows, case):
 
 
 def test_all_cases_are_asked_about(rows):
-    asked = {*ALGORITHMS, *MODELS, *sampled(), *STEERED, *INDEX, *MEMORY, *MISTAKES}
+    asked = {*cases(), *MISTAKES}
     assert asked == set(rows)

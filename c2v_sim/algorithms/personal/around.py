@@ -37,6 +37,10 @@ class Around(Algorithm):
     def plain_sgd(self) -> bool:
         return self.inner.plain_sgd
 
+    @property
+    def leaves_out_padding(self) -> bool:
+        return self.inner.leaves_out_padding
+
     def adapt_model(self, model: nn.Module, width: int, classes: int) -> nn.Module:
         return self.inner.adapt_model(model, width, classes)
 
