@@ -6,10 +6,10 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def(
       "client_scores(Tensor feature_index, Tensor? label_index, Tensor cohort, Tensor omega) "
       "-> Tensor");
-  m.def("convolution(Tensor x, Tensor w, Tensor? bias, int padding) -> Tensor");
+  m.def("convolution(Tensor x, Tensor w, Tensor? bias, int padding, int stride) -> Tensor");
   m.def(
-      "convolution_backward(Tensor grad_y, Tensor x, Tensor w, int padding, bool need_x, "
-      "bool need_w, bool need_b) -> (Tensor, Tensor, Tensor)");
+      "convolution_backward(Tensor grad_y, Tensor x, Tensor w, int padding, int stride, "
+      "bool need_x, bool need_w, bool need_b) -> (Tensor, Tensor, Tensor)");
   m.def("depthwise_convolution(Tensor x, Tensor w, int stride) -> Tensor");
   m.def(
       "depthwise_convolution_backward(Tensor grad_y, Tensor x, Tensor w, int stride, bool need_x, "

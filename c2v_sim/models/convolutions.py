@@ -5,23 +5,25 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.ops.convolution import TAPS, convolution, pays
-from c2v_sim.ops.depthwise_convolution import STRIDES, depthwise_convolution, depthwise_pays
+from c2v_sim.ops.convolution import STRIDES, TAPS, convolution, pays
+from c2v_sim.ops.depthwise_convolution import depthwise_convolution, depthwise_pays
 
 CONVOLUTIONS = ("auto", "torch")
 
 
 @dataclass(frozen=True)
 class Convolve:
-    """What nn.Conv2d._conv_forward does, for stride 1 and zeros around the image."""
+    """What nn.Conv2d._conv_forward does, for stride 1 or 2 and zeros around the image."""
 
     padding: int
+    stride: int
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         filters, channels, taps, _ = weight.shape
-        if pays(x, filters, channels, taps, self.padding):
-            return convolution(x, weight, bias, padding=self.padding, backend="native")
-        return F.conv2d(x, weight, bias, padding=self.padding)
+        steps = {"padding": self.padding, "stride": self.stride}
+        if pays(x, filters, channels, taps, **steps):
+            return convolution(x, weight, bias, **steps, backend="native")
+        return F.conv2d(x, weight, bias, **steps)
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def _method_for(module: nn.Conv2d) -> Convolve | ConvolveEach | None:
         return None
     if module.groups == 1:
         padding = _padding_of(module)
-        return None if padding is None else Convolve(padding)
+        return None if padding is None else Convolve(padding, module.stride[0])
     one_each = module.groups == module.in_channels == module.out_channels
     fits = module.kernel_size == (3, 3) and module.padding in ((1, 1), "same")
     known = module.stride in [(stride, stride) for stride in STRIDES]
@@ -67,7 +69,7 @@ def _method_for(module: nn.Conv2d) -> Convolve | ConvolveEach | None:
 def _padding_of(module: nn.Conv2d) -> int | None:
     """Its padding; None where ops/convolution.py cannot serve it."""
     square = module.kernel_size in [(taps, taps) for taps in TAPS]
-    if not square or module.stride != (1, 1):
+    if not square or module.stride not in [(stride, stride) for stride in STRIDES]:
         return None
     taps, padding = module.kernel_size[0], module.padding
     if isinstance(padding, str):

@@ -1,5 +1,6 @@
-// convolution, convolution_backward: stride 1, 3×3 or 5×5, channels_last. The work is done by
-// winograd/passes.h, for the vectors that this CPU has.
+// convolution, convolution_backward: 1×1, 3×3 or 5×5, channels_last. The work is done by
+// winograd/passes.h or direct/passes.h, for the vectors that this CPU has.
+#include "direct/shape.h"
 #include "kinds_of_vectors.h"
 #include "winograd/shape.h"
 
@@ -12,18 +13,32 @@ struct Kind {  // of vectors
   decltype(&avx2::workspace) workspace;
   decltype(&avx2::run_forward) forward;
   decltype(&avx2::run_backward) backward;
+  decltype(&avx2::direct_workspace) direct_workspace;
+  decltype(&avx2::direct_forward) direct_forward;
+  decltype(&avx2::direct_backward) direct_backward;
 };
 
 const Kind& kind() {
   static const Kind chosen = [] {
 #if defined(__x86_64__)
     if (has_wide_vectors()) {
-      return Kind{avx512::workspace, avx512::run_forward, avx512::run_backward};
+      return Kind{avx512::workspace, avx512::run_forward, avx512::run_backward,
+                  avx512::direct_workspace, avx512::direct_forward, avx512::direct_backward};
     }
 #endif
-    return Kind{avx2::workspace, avx2::run_forward, avx2::run_backward};
+    return Kind{avx2::workspace, avx2::run_forward, avx2::run_backward,
+                avx2::direct_workspace, avx2::direct_forward, avx2::direct_backward};
   }();
   return chosen;
+}
+
+// Few channels do not pay for the transforms; neither do they go with another stride.
+bool is_direct(const Tensor& x, const Tensor& w, int64_t stride) {
+  return stride > 1 || w.size(2) == 1 || x.size(1) < 16 || w.size(0) < 16;
+}
+
+DirectShape direct_shape(const Tensor& x, const Tensor& w, int64_t padding, int64_t stride) {
+  return {x.size(0), x.size(2), x.size(3), x.size(1), w.size(0), w.size(2), padding, stride};
 }
 
 int64_t tiles_of(const WinogradShape& s, int64_t out) {
@@ -37,13 +52,13 @@ int64_t out_of(const WinogradShape& s) {
   return 36 * large <= 12 * small && large >= 64 ? 4 : 2;
 }
 
-// How many tiles are worked on at a time: as many as the second-level cache holds, and where the
+// How many tiles are worked on at a time: as many as a part of the second-level cache holds; where the
 // transformed taps alone exceed it, so many that reading them is repaid (bench/convolutions.py).
 int64_t block_of(const WinogradShape& s, bool backward) {
-  constexpr int64_t kCache = 600 << 10, kFew = 24, kMany = 96;
+  constexpr int64_t kCache = 300 << 10, kFew = 24, kMany = 96;
   const int64_t points = (s.taps + s.out - 1) * (s.taps + s.out - 1);
   const int64_t taps = points * s.channels * s.filters * 4;
-  if (taps > 3 * kCache) return backward ? 4 * kMany : 2 * kMany;
+  if (taps > 6 * kCache) return backward ? 4 * kMany : 2 * kMany;
   const int64_t tile = points * (s.channels + s.filters + 32) * 4;
   return std::clamp(kCache / tile, kFew, kMany);
 }
@@ -57,24 +72,40 @@ WinogradShape shape_of(const Tensor& x, const Tensor& w, int64_t padding, bool b
 
 }  // namespace
 
-Tensor convolution_cpu(Tensor x, Tensor w, std::optional<Tensor> bias, int64_t padding) {
+Tensor convolution_cpu(Tensor x, Tensor w, std::optional<Tensor> bias, int64_t padding,
+                       int64_t stride) {
+  const float* add = bias ? floats_of(*bias) : nullptr;
+  if (is_direct(x, w, stride)) {
+    const DirectShape s = direct_shape(x, w, padding, stride);
+    Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.filters);
+    float* space = work_space(kind().direct_workspace(s));
+    kind().direct_forward(s, floats_of(x), floats_of(w), add, floats_of(y), space);
+    return y;
+  }
   const WinogradShape s = shape_of(x, w, padding, false);
   Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.filters);
   float* space = work_space(kind().workspace(s, false));
-  kind().forward(s, floats_of(x), floats_of(w), bias ? floats_of(*bias) : nullptr, floats_of(y), space);
+  kind().forward(s, floats_of(x), floats_of(w), add, floats_of(y), space);
   return y;
 }
 
 std::tuple<Tensor, Tensor, Tensor> convolution_backward_cpu(Tensor dy, Tensor x, Tensor w,
-                                                            int64_t padding, bool need_x,
-                                                            bool need_w, bool need_b) {
-  const WinogradShape s = shape_of(x, w, padding, true);
-  Tensor dx = images_like(x, need_x ? s.images : 0, s.height, s.width, s.channels);
-  Tensor dw = images_like(x, need_w ? s.filters : 0, s.taps, s.taps, s.channels);
-  Tensor db = torch::stable::new_empty(x, {need_b ? s.filters : 0});
-  float* space = work_space(kind().workspace(s, true));
-  kind().backward(s, floats_of(dy), floats_of(x), floats_of(w), need_x ? floats_of(dx) : nullptr,
-                  need_w ? floats_of(dw) : nullptr, need_b ? floats_of(db) : nullptr, space);
+                                                            int64_t padding, int64_t stride,
+                                                            bool need_x, bool need_w, bool need_b) {
+  Tensor dx = images_like(x, need_x ? x.size(0) : 0, x.size(2), x.size(3), x.size(1));
+  Tensor dw = images_like(x, need_w ? w.size(0) : 0, w.size(2), w.size(3), x.size(1));
+  Tensor db = torch::stable::new_empty(x, {need_b ? w.size(0) : 0});
+  float *to_x = need_x ? floats_of(dx) : nullptr, *to_w = need_w ? floats_of(dw) : nullptr;
+  float* to_b = need_b ? floats_of(db) : nullptr;
+  if (is_direct(x, w, stride)) {
+    const DirectShape s = direct_shape(x, w, padding, stride);
+    float* space = work_space(kind().direct_workspace(s));
+    kind().direct_backward(s, floats_of(dy), floats_of(x), floats_of(w), to_x, to_w, to_b, space);
+  } else {
+    const WinogradShape s = shape_of(x, w, padding, true);
+    float* space = work_space(kind().workspace(s, true));
+    kind().backward(s, floats_of(dy), floats_of(x), floats_of(w), to_x, to_w, to_b, space);
+  }
   return {dx, dw, db};
 }
 

@@ -34,18 +34,20 @@ def results(x, w, bias, padding, dy, **kwargs):
     """y, dx, dw, db."""
     leaves = [t.clone(memory_format=torch.preserve_format).requires_grad_() for t in (x, w, bias)]
     y = convolution(*leaves, padding=padding, **kwargs)
-    y.backward(dy.to(y.dtype))
+    y.backward(dy.to(y.dtype).expand_as(y))
     return [y.detach(), *(leaf.grad for leaf in leaves)]
 
 
-def errors(x, w, bias, padding, backend):
+def errors(x, w, bias, padding, backend, stride=1):
     """Relative to the norm of what float64 gives; by absolute sums, which cannot cancel."""
     exact = [t.double() for t in (x, w, bias)]
-    y = convolution(*exact, padding=padding, backend="torch")
+    y = convolution(*exact, padding=padding, stride=stride, backend="torch")
     dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))
-    want = results(*exact, padding, dy, backend="torch")
-    magnitude = results(*(t.abs() for t in exact), padding, dy.abs(), backend="torch")
-    got = results(x, w, bias, padding, dy, backend=backend)
+    want = results(*exact, padding, dy, stride=stride, backend="torch")
+    magnitude = results(
+        *(t.abs() for t in exact), padding, dy.abs(), stride=stride, backend="torch"
+    )
+    got = results(x, w, bias, padding, dy, stride=stride, backend=backend)
     pairs = zip(got, want, magnitude, strict=True)
     return [((a.double() - b).norm() / m.norm()).item() for a, b, m in pairs]
 
@@ -59,6 +61,42 @@ def test_values_and_gradients_at_all_edges_of_blocks(taps, padding, channels, fi
     for n, side in ((1, (5, 5)), (2, (6, 9)), (17, (8, 7))):
         x, w, bias = problem(n, side, channels, filters, taps)
         assert max(errors(x, w, bias, padding, "native")) < LIMIT
+
+
+def as_torch(x, w, bias, padding, stride):
+    """At most twice as far from float64 as torch, which has the same products there."""
+    ours, torchs = (errors(x, w, bias, padding, backend, stride) for backend in ("native", "torch"))
+    return all(mine <= 2 * others + 1e-7 for mine, others in zip(ours, torchs, strict=True))
+
+
+@native
+@pytest.mark.parametrize(("taps", "padding"), [(1, 0), (3, 0), (3, 1), (3, 2), (5, 1), (5, 2)])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("channels", [1, 3, 7, 15, 16, 17, 33])
+@pytest.mark.parametrize("filters", [1, 13, 15, 16, 17, 31, 33, 48])
+def test_the_definition_at_all_edges(taps, padding, stride, channels, filters):
+    if stride == 1 and taps > 1 and channels >= 16 and filters >= 16:
+        pytest.skip("these have fewer products")
+    for n, side in ((1, (5, 5)), (2, (6, 9)), (3, (13, 12)), (1, (27, 14))):
+        assert as_torch(*problem(n, side, channels, filters, taps), padding, stride)
+
+
+@native
+@settings(deadline=None, max_examples=40)
+@given(
+    st.tuples(
+        st.integers(1, 4),
+        st.integers(5, 29),
+        st.integers(5, 29),
+        st.integers(1, 70),
+        st.integers(1, 70),
+    ),
+    st.sampled_from([(1, 0), (3, 0), (3, 1), (3, 2), (5, 0), (5, 3)]),
+)
+def test_any_shape_of_stride_2(sizes, filter_and_padding):
+    n, high, wide, channels, filters = sizes
+    taps, padding = filter_and_padding
+    assert as_torch(*problem(n, (high, wide), channels, filters, taps), padding, 2)
 
 
 @native
@@ -103,48 +141,59 @@ def test_the_image_without_images_and_the_single_output():
 
 
 @native
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("which", ["x", "w", "dy"])
-def test_tensors_that_are_not_contiguous(which):
+def test_tensors_that_are_not_contiguous(which, stride):
     x, w, bias = problem(2, (8, 8), 32, 32, 3)
-    y = convolution(x, w, bias, padding=1, backend="torch")
+    y = convolution(x, w, bias, padding=1, stride=stride, backend="torch")
     dy = torch.randn(y.shape)
-    want = results(x, w, bias, 1, dy, backend="torch")
+    want = results(x, w, bias, 1, dy, stride=stride, backend="torch")
     if which == "x":
         x = torch.stack([x, -x], dim=-1)[..., 0]
     elif which == "w":
         w = w.transpose(2, 3).contiguous().transpose(2, 3)
     else:
         dy = dy[:, :1].expand_as(dy)
-        want = results(x, w, bias, 1, dy, backend="torch")
-    got = results(x, w, bias, 1, dy, backend="native")
+        want = results(x, w, bias, 1, dy, stride=stride, backend="torch")
+    got = results(x, w, bias, 1, dy, stride=stride, backend="native")
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 @native
-def test_only_the_gradients_that_are_needed():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_only_the_gradients_that_are_needed(stride):
     x, w, bias = problem(2, (8, 8), 32, 32, 3)
     for needed in [(True, False, False), (False, True, False), (False, False, True)]:
         leaves = [t.clone().requires_grad_(n) for t, n in zip((x, w, bias), needed, strict=True)]
-        convolution(*leaves, padding=1, backend="native").sum().backward()
+        convolution(*leaves, padding=1, stride=stride, backend="native").sum().backward()
         assert tuple(leaf.grad is not None for leaf in leaves) == needed
+        want = results(x, w, bias, 1, torch.ones(1), stride=stride, backend="torch")[1:]
+        for leaf, expected in zip(leaves, want, strict=True):
+            if leaf.grad is not None:
+                torch.testing.assert_close(leaf.grad, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_the_reference_passes_gradcheck():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_the_reference_passes_gradcheck(stride):
     x, w, bias = (t.double().requires_grad_() for t in problem(2, (6, 7), 2, 3, 3))
-    torch.autograd.gradcheck(lambda *a: convolution(*a, padding=1, backend="torch"), (x, w, bias))
-    dy = torch.randn(2, 3, 6, 7, dtype=torch.float64, requires_grad=True)
+    steps = {"padding": 1, "stride": stride}
+    torch.autograd.gradcheck(lambda *a: convolution(*a, **steps, backend="torch"), (x, w, bias))
+    shape = convolution(x, w, bias, **steps, backend="torch").shape
+    dy = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(
-        lambda *a: convolution_backward_torch(*a, 1, True, True, True), (dy, x, w)
+        lambda *a: convolution_backward_torch(*a, 1, stride, True, True, True), (dy, x, w)
     )
 
 
 @native
-def test_a_second_derivative():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_second_derivative(stride):
     x, w, bias = (t.requires_grad_() for t in problem(2, (8, 8), 32, 32, 3))
 
     def penalty(backend):
-        loss = convolution(x, w, bias, padding=1, backend=backend).square().sum()
+        y = convolution(x, w, bias, padding=1, stride=stride, backend=backend)
+        loss = y.square().sum()
         (grad,) = torch.autograd.grad(loss, w, create_graph=True)
         return torch.autograd.grad(grad.square().sum(), (x, w))
 
@@ -153,15 +202,16 @@ def test_a_second_derivative():
 
 
 @native
-def test_bits_do_not_depend_on_threads_or_repetition():
+@pytest.mark.parametrize("stride", [1, 2])
+def test_bits_do_not_depend_on_threads_or_repetition(stride):
     x, w, bias = problem(20, (16, 16), 32, 32, 3)
-    dy = torch.randn(20, 32, 16, 16)
-    first = results(x, w, bias, 1, dy, backend="native")
+    dy = torch.randn(20, 32, 16 // stride, 16 // stride)
+    first = results(x, w, bias, 1, dy, stride=stride, backend="native")
     before = torch.get_num_threads()
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            again = results(x, w, bias, 1, dy, backend="native")
+            again = results(x, w, bias, 1, dy, stride=stride, backend="native")
             assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     finally:
         torch.set_num_threads(before)
@@ -175,7 +225,9 @@ import torch
 from test_convolution import LIMIT, errors, problem
 for taps, channels, filters in ((3, 16, 32), (3, 7, 33), (5, 16, 24), (5, 9, 8)):
     for n, side in ((2, (6, 9)), (17, (8, 7))):
-        assert max(errors(*problem(n, side, channels, filters, taps), 1, "native")) < LIMIT
+        for stride in (1, 2):
+            given = problem(n, side, channels, filters, taps)
+            assert max(errors(*given, 1, "native", stride)) < LIMIT
 print(torch.backends.cpu.get_cpu_capability())
 """
     environment = os.environ | {"ATEN_CPU_CAPABILITY": "avx2"}
@@ -190,10 +242,11 @@ print(torch.backends.cpu.get_cpu_capability())
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"w": torch.zeros(4, 3, 4, 4)}, "T = 3 or 5"),
+        ({"w": torch.zeros(4, 3, 4, 4)}, "T = 1, 3 or 5"),
         ({"x": torch.zeros(2, 4, 8, 8)}, r"x must be \[N, 3"),
         ({"bias": torch.zeros(5)}, r"bias must be \[4\]"),
         ({"padding": 3}, "padding must be"),
+        ({"stride": 3}, "stride must be"),
         ({"x": torch.zeros(2, 3, 2, 8), "padding": 0}, "smaller than the filter"),
     ],
 )
@@ -211,15 +264,16 @@ class Own(nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 32, 3, padding=1),  # too few channels to pay
+            nn.Conv2d(3, 32, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(32, 32, 3, padding="same"),
             nn.Conv2d(32, 64, 5, padding=2),
-            nn.Conv2d(64, 64, 3, stride=2),
-            nn.Conv2d(64, 64, 3, padding=1, groups=2),
+            nn.Conv2d(64, 32, 3, stride=2),
+            nn.Conv2d(32, 64, 3, padding=1, groups=2),
             nn.Conv2d(64, 64, 3, padding=1, padding_mode="circular"),
             nn.Conv2d(64, 64, 3, padding=(1, 0)),
-            nn.Conv2d(64, 16, 1),
+            nn.Conv2d(64, 16, 1),  # of stride 1: stays with torch
+            nn.Conv2d(16, 16, 1, stride=3),
         )
 
     def forward(self, x):
@@ -230,20 +284,20 @@ class Own(nn.Module):
 def test_the_convolutions_of_any_module_are_taken_over(monkeypatch):
     plain = Own()
     taken = copy.deepcopy(plain)
-    assert take_over_convolutions(taken) == 3
+    assert take_over_convolutions(taken) == 5
     calls = []
     monkeypatch.setattr(
         "c2v_sim.models.convolutions.convolution",
         lambda x, w, b, **kwargs: calls.append(tuple(w.shape)) or convolution(x, w, b, **kwargs),
     )
-    x = torch.randn(4, 3, 12, 12)
+    x = torch.randn(64, 3, 12, 12)
     torch.testing.assert_close(taken(x), plain(x), rtol=1e-4, atol=1e-4)
-    assert calls == [(32, 32, 3, 3), (64, 32, 5, 5)]
+    assert calls == [(32, 3, 3, 3), (32, 32, 3, 3), (64, 32, 5, 5), (32, 64, 3, 3)]
     assert [type(m) for m in taken.modules()] == [type(m) for m in plain.modules()]
     assert taken.state_dict().keys() == plain.state_dict().keys()
     calls.clear()
     torch.testing.assert_close(copy.deepcopy(taken)(x), taken(x), rtol=0, atol=0)
-    assert len(calls) == 4  # a copy has it too
+    assert len(calls) == 8  # a copy has it too
 
 
 def test_other_types_and_few_tiles_stay_with_torch(monkeypatch):
@@ -255,5 +309,14 @@ def test_other_types_and_few_tiles_stay_with_torch(monkeypatch):
     assert not pays(x, 64, 24, 3, 1)
     assert not pays(x, 8, 64, 3, 1)
     assert not pays(x, 64, 64, 7, 3)
+    assert not pays(x, 64, 64, 1, 0)
+    images = torch.zeros(32, 16, 32, 32)
+    assert pays(images, 32, 16, 3, 1, 2)
+    assert pays(images, 32, 16, 1, 0, 2)
+    assert not pays(images[:1], 32, 16, 3, 1, 2)  # few pixels
+    assert not pays(images, 256, 16, 3, 1, 2)  # many taps
+    assert not pays(images, 24, 16, 3, 1, 2)
+    assert pays(images[:, :3], 16, 3, 3, 1)
+    assert not pays(images[:, :3], 64, 3, 3, 1)
     monkeypatch.setattr(module._operator, "native_keys", set())
     assert not pays(x, 64, 64, 3, 1)

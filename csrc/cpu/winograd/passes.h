@@ -50,6 +50,7 @@ inline void transpose(Vec* rows) {  // [kVec, kVec], in place
 }
 
 #include "products.h"
+#include "squares.h"
 #include "transforms.h"
 
 // What both passes need to know, and where the parts of the workspace lie.
@@ -89,35 +90,38 @@ Corner corner_of(const Plan<Taps>& p, int64_t tile) {
           in_image % p.wide * Taps::kOut};
 }
 
+template <class Taps>
+Square<Taps::kPoints> inputs_of(const Plan<Taps>& p, int64_t tile) {
+  const Corner at = corner_of(p, tile);
+  const auto& s = p.s;
+  return {s.height, s.width, s.channels, at.image, at.y - s.padding, at.x - s.padding};
+}
+template <class Taps>
+Square<Taps::kOut> outputs_of(const Plan<Taps>& p, int64_t tile) {
+  const Corner at = corner_of(p, tile);
+  return {p.s.out_height(), p.s.out_width(), p.s.filters, at.image, at.y, at.x};
+}
+
 // Bᵀ d B of the tiles from `first` on, into v [points, tiles, channels].
 template <class Taps>
 void transform_inputs(const Plan<Taps>& p, const float* x, int64_t first, int64_t count, float* v) {
   constexpr int side = Taps::kPoints;
-  const auto& s = p.s;
   for (int64_t t = 0; t < count; ++t) {
-    const Corner at = corner_of(p, first + t);
-    const int64_t top = at.y - s.padding, left = at.x - s.padding;
-    const float* image = x + at.image * s.height * s.width * s.channels;
-    const bool inside = top >= 0 && left >= 0 && top + side <= s.height && left + side <= s.width;
+    const auto square = inputs_of(p, first + t);
     for (int64_t c = 0; c < p.channels; c += kVec) {
-      Vec d[side * side], h[side * side];
-      const float* from = image + (top * s.width + left) * s.channels + c;
-      for (int i = 0; i < side; ++i) {
-        for (int j = 0; j < side; ++j) {
-          const float* here = from + (i * s.width + j) * s.channels;
-          if (inside && s.channels - c >= kVec) {  // nearly always
-            d[i * side + j] = load(here);
-          } else {
-            const int64_t row = top + i, column = left + j;
-            const bool there = row >= 0 && column >= 0 && row < s.height && column < s.width;
-            d[i * side + j] = there ? load_some(here, s.channels - c) : Vec{};
-          }
-        }
+      float gathered[side * side * kVec];
+      const Pixels<side> pixels(square, x, c, gathered);
+      Vec h[side * side];
+#pragma GCC unroll 6
+      for (int j = 0; j < side; ++j) {
+        Vec d[side];
+        for (int i = 0; i < side; ++i) d[i] = pixels(i, j);
+        Taps::input(d, 1, h + j, side);
       }
-      for (int j = 0; j < side; ++j) Taps::input(d + j, side, h + j, side);
-      for (int i = 0; i < side; ++i) Taps::input(h + i * side, 1, d + i * side, 1);
       float* to = v + t * p.v_row + c;
-      for (int q = 0; q < side * side; ++q) store(to + q * p.v_point, d[q]);
+      each_result<side, side, side>(
+          h, [](const Vec* from, Vec* row) { Taps::input(from, 1, row, 1); },
+          [&](int i, int j, Vec value) { store(to + (i * side + j) * p.v_point, value); });
     }
   }
 }
@@ -127,26 +131,19 @@ template <class Taps>
 void add_input_gradients(const Plan<Taps>& p, const float* v, int64_t first, int64_t count,
                          float* dx) {
   constexpr int side = Taps::kPoints;
-  const auto& s = p.s;
   for (int64_t t = 0; t < count; ++t) {
-    const Corner at = corner_of(p, first + t);
-    const int64_t top = at.y - s.padding, left = at.x - s.padding;
-    float* image = dx + at.image * s.height * s.width * s.channels;
-    for (int64_t c = 0; c < s.channels; c += kVec) {
-      Vec d[side * side], h[side * side];
+    const auto square = inputs_of(p, first + t);
+    for (int64_t c = 0; c < p.s.channels; c += kVec) {
+      Vec h[side * side];
       const float* from = v + t * p.v_row + c;
-      for (int q = 0; q < side * side; ++q) d[q] = load(from + q * p.v_point);
-      for (int j = 0; j < side; ++j) Taps::input_transposed(d + j, side, h + j, side);
-      for (int i = 0; i < side; ++i) Taps::input_transposed(h + i * side, 1, d + i * side, 1);
-      const int64_t count_here = s.channels - c;
-      for (int i = 0; i < side; ++i) {
-        for (int j = 0; j < side; ++j) {
-          const int64_t row = top + i, column = left + j;
-          if (row < 0 || column < 0 || row >= s.height || column >= s.width) continue;
-          float* to = image + (row * s.width + column) * s.channels + c;
-          store_some(to, load_some(to, count_here) + d[i * side + j], count_here);
-        }
+#pragma GCC unroll 6
+      for (int j = 0; j < side; ++j) {
+        Vec d[side];
+        for (int i = 0; i < side; ++i) d[i] = load(from + (i * side + j) * p.v_point);
+        Taps::input_transposed(d, 1, h + j, side);
       }
+      const auto second = [](const Vec* a, Vec* row) { Taps::input_transposed(a, 1, row, 1); };
+      put_pixels<true, side, side>(square, h, second, Vec{}, c, dx);
     }
   }
 }
@@ -156,22 +153,20 @@ template <class Taps>
 void transform_outputs(const Plan<Taps>& p, const float* m, const float* bias, int64_t first,
                        int64_t count, float* y) {
   constexpr int side = Taps::kPoints, outs = Taps::kOut;
-  const int64_t height = p.s.out_height(), width = p.s.out_width(), filters = p.s.filters;
   for (int64_t t = 0; t < count; ++t) {
-    const Corner at = corner_of(p, first + t);
-    float* image = y + at.image * height * width * filters;
-    for (int64_t k = 0; k < filters; k += kVec) {
-      Vec q[side * side], h[outs * side], out[outs * outs];
+    const auto square = outputs_of(p, first + t);
+    for (int64_t k = 0; k < p.s.filters; k += kVec) {
+      Vec h[outs * side];
       const float* from = m + t * p.m_row + k;
-      for (int i = 0; i < side * side; ++i) q[i] = load(from + i * p.m_point);
-      for (int j = 0; j < side; ++j) Taps::output(q + j, side, h + j, side);
-      for (int i = 0; i < outs; ++i) Taps::output(h + i * side, 1, out + outs * i, 1);
-      const Vec add = bias ? load_some(bias + k, filters - k) : Vec{};
-      for (int i = 0; i < outs * outs; ++i) {
-        const int64_t row = at.y + i / outs, column = at.x + i % outs;
-        if (row >= height || column >= width) continue;
-        store_some(image + (row * width + column) * filters + k, out[i] + add, filters - k);
+#pragma GCC unroll 6
+      for (int j = 0; j < side; ++j) {
+        Vec q[side];
+        for (int i = 0; i < side; ++i) q[i] = load(from + (i * side + j) * p.m_point);
+        Taps::output(q, 1, h + j, side);
       }
+      const Vec add = bias ? load_some(bias + k, p.s.filters - k) : Vec{};
+      const auto second = [](const Vec* a, Vec* row) { Taps::output(a, 1, row, 1); };
+      put_pixels<false, outs, side>(square, h, second, add, k, y);
     }
   }
 }
@@ -181,24 +176,27 @@ template <class Taps>
 void transform_output_gradients(const Plan<Taps>& p, const float* dy, int64_t first, int64_t count,
                                 float* m, float* sums) {
   constexpr int side = Taps::kPoints, outs = Taps::kOut;
-  const int64_t height = p.s.out_height(), width = p.s.out_width(), filters = p.s.filters;
   std::memset(sums, 0, sizeof(float) * p.filters);
   for (int64_t t = 0; t < count; ++t) {
-    const Corner at = corner_of(p, first + t);
-    const float* image = dy + at.image * height * width * filters;
+    const auto square = outputs_of(p, first + t);
     for (int64_t k = 0; k < p.filters; k += kVec) {
-      Vec out[outs * outs], h[outs * side], q[side * side], sum = {};
-      for (int i = 0; i < outs * outs; ++i) {
-        const int64_t row = at.y + i / outs, column = at.x + i % outs;
-        const float* from = image + (row * width + column) * filters + k;
-        out[i] = row < height && column < width ? load_some(from, filters - k) : Vec{};
-        sum += out[i];
+      float gathered[outs * outs * kVec];
+      const Pixels<outs> pixels(square, dy, k, gathered);
+      Vec h[outs * side], sum = {};
+#pragma GCC unroll 4
+      for (int i = 0; i < outs; ++i) {
+        Vec out[outs];
+        for (int j = 0; j < outs; ++j) sum += out[j] = pixels(i, j);
+        Taps::output_transposed(out, 1, h + i * side, 1);
       }
       store(sums + k, load(sums + k) + sum);
-      for (int i = 0; i < outs; ++i) Taps::output_transposed(out + outs * i, 1, h + i * side, 1);
-      for (int j = 0; j < side; ++j) Taps::output_transposed(h + j, side, q + j, side);
       float* to = m + t * p.m_row + k;
-      for (int i = 0; i < side * side; ++i) store(to + i * p.m_point, q[i]);
+#pragma GCC unroll 6
+      for (int j = 0; j < side; ++j) {
+        Vec q[side];
+        Taps::output_transposed(h + j, side, q, 1);
+        for (int i = 0; i < side; ++i) store(to + (i * side + j) * p.m_point, q[i]);
+      }
     }
   }
 }

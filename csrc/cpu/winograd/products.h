@@ -8,6 +8,7 @@ template <int kHeight, int kWidth, bool kAdd>
 void multiply_tile(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t b_step,
                    int64_t depth, float* c, int64_t c_row) {
   Vec sums[kHeight][kWidth];
+#pragma GCC unroll 16
   for (int i = 0; i < kHeight; ++i) {
     for (int j = 0; j < kWidth; ++j) sums[i][j] = Vec{};
   }
@@ -21,7 +22,9 @@ void multiply_tile(const float* a, int64_t a_row, int64_t a_step, const float* b
       for (int j = 0; j < kWidth; ++j) sums[i][j] += x * columns[j];
     }
   }
+#pragma GCC unroll 16
   for (int i = 0; i < kHeight; ++i) {
+#pragma GCC unroll 2
     for (int j = 0; j < kWidth; ++j) {
       float* out = c + i * c_row + j * kVec;
       store(out, kAdd ? load(out) + sums[i][j] : sums[i][j]);
