@@ -15,15 +15,23 @@ from c2v_sim.models import logits
 from c2v_sim.models.common import treats_samples_alone
 from c2v_sim.simulator.model import Assembled, assemble
 from c2v_sim.simulator.objective import Regularised
-from c2v_sim.system.machine import choose_device, give_back_memory
+from c2v_sim.system.machine import (
+    choose_device,
+    give_back_memory,
+    in_own_thread,
+    nothing_kept,
+)
 from c2v_sim.training.aggregation import CohortSum, sums_suffice
 from c2v_sim.training.arena import Arena, Layout, layout_of
+from c2v_sim.training.at_once import steps_at_once
 from c2v_sim.training.lanes import Lanes, lane_count
 from c2v_sim.training.local_training import CohortTraining, LocalTraining
 from c2v_sim.training.memory import check_fits, lane_bytes
 from c2v_sim.training.optimisers import Optimiser, Sgd, of_torch
 from c2v_sim.training.samplers import Sampler
 from c2v_sim.training.stacked import choose_path
+
+LEFT = 1 << 20  # bytes; once in a run even little is worth the call
 
 
 def resident_data(dataset: Dataset, device: torch.device) -> tuple[ResidentData, ResidentData]:
@@ -68,6 +76,7 @@ def local_training(config: RunConfig, optimiser: Own | None = None) -> LocalTrai
     )
 
 
+@nothing_kept()
 def build_training(
     config: RunConfig,
     federation: Federation,
@@ -95,10 +104,14 @@ def build_training(
         for slot in layout.parameters:
             parameters[slot.name].data = slot.view(server.data[0])
     averaged = only_averaged(built.objective) and not sampler.needs_rows
-    at_once = averaged and not path.stacked and algorithm_of(built.objective).sums_at_once
+    summable = averaged and not path.stacked and algorithm_of(built.objective).sums_at_once
     lanes_made = Lanes(model, layout, lanes, device, stop)
     pads = lanes_made.pads and treats_samples_alone(model, different_inputs(data))
-    summed = at_once and sums_suffice(cohort, lanes, device)
+    summed = summable and sums_suffice(cohort, lanes, device)
+    plain = built.objective.plain_sgd and isinstance(local.optimiser, Sgd) and not path.stacked
+    at_once = plain and in_own_thread(
+        lambda: steps_at_once(model, layout, device, lambda module: logits(module, x))
+    )
     training = CohortTraining(
         server=server,
         cohort=CohortSum(layout, device) if summed else Arena(layout, cohort, device),
@@ -109,9 +122,10 @@ def build_training(
         objective=built.objective,
         path=path,
         only_averaged=averaged,
+        at_once=at_once,
         longest=min(config.batch_size, int(federation.partition.sizes.max())) if pads else 0,
     )
-    give_back_memory()  # of the copies of the model that lanes were made of
+    give_back_memory(LEFT)  # where the model was before it came into its row
     return training
 
 

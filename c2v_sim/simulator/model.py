@@ -24,6 +24,7 @@ from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.models.split import NoSplit, Split, split
 from c2v_sim.simulator.classifier_index import classifier_width
 from c2v_sim.simulator.objective import Regularised
+from c2v_sim.system.machine import in_own_thread, nothing_kept
 from c2v_sim.system.seeding import seeded_construction
 
 
@@ -36,6 +37,7 @@ class Assembled:
     objective: Algorithm | Regularised
 
 
+@nothing_kept()
 def assemble(
     config: RunConfig,
     dataset: Dataset,
@@ -131,9 +133,13 @@ def check_output(model: nn.Module, dataset: Dataset, sample: Tensor) -> None:
     """Refuse a model that cannot take a sample, or does not give a number for each class."""
     shown = model.whole if isinstance(model, Split) else model
     name, training = type(shown).__name__, model.training
-    try:
+
+    def shape_of_output() -> tuple[int, ...]:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            shape = tuple(logits(model.eval(), sample).shape)
+            return tuple(logits(model.eval(), sample).shape)
+
+    try:
+        shape = in_own_thread(shape_of_output)
     except (RuntimeError, IndexError) as error:
         raise cannot_take(name, dataset, sample, error) from error
     model.train(training)

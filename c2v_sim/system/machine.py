@@ -7,16 +7,18 @@ decided the number is fixed, not the machine's.
 import ctypes
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 import torch
 
 from c2v_sim.system import ranks
 
+Result = TypeVar("Result")
 DEVICES = ("auto", "cpu", "cuda")
 # mallopt's parameters, from glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
@@ -113,6 +115,27 @@ def give_back_memory(at_least: int = 128 << 20) -> bool:
         return False
     libc.mallinfo2.restype = _Heap
     return libc.mallinfo2().fordblks >= at_least and bool(libc.malloc_trim(0))
+
+
+@contextmanager
+def nothing_kept(above: int = 1 << 20) -> Iterator[None]:
+    """Inside, blocks of more bytes than `above` are mapped each by itself, also where freed memory
+    is kept: what is made once, moved and dropped leaves no holes among the tensors of later."""
+    keeping = _keeping.is_set()
+    if keeping:
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, above)
+    try:
+        yield
+    finally:
+        if keeping:
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+
+
+def in_own_thread(work: Callable[[], Result]) -> Result:
+    """What `work` returns, of a thread that ends: what libraries have kept for it, as oneDNN does
+    the working space of its largest convolution, is freed."""
+    with ThreadPoolExecutor(1) as threads:
+        return threads.submit(work).result()
 
 
 @contextmanager

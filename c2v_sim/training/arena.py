@@ -13,7 +13,9 @@ its gradient is zero, and all that is done with rows leaves zeros zero.
 """
 
 import copy
-from collections.abc import Sequence
+import mmap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 SLOT = 4  # numbers: the places of tensors are multiples of it, 16 bytes
 ROW = 32  # the same for the lengths of rows, 128 bytes
+LARGE = 8 << 20  # bytes of rows that get memory of their own
 
 
 def padded(count: int, to: int) -> int:
@@ -46,6 +49,10 @@ class Slot:
             return flat.view(self.shape)
         out, inner, height, width = self.shape
         return flat.view(out, height, width, inner).permute(0, 3, 1, 2)
+
+    def flat(self, tensor: Tensor) -> Tensor:  # [shape] -> [end - offset]
+        """The numbers of `tensor` in the order of a row, without a copy where they lie so."""
+        return (tensor.permute(0, 2, 3, 1) if self.channels_last else tensor).reshape(-1)
 
 
 @dataclass(frozen=True)
@@ -132,10 +139,23 @@ def left_out_of_state(module: nn.Module) -> set[str]:
 
 
 def copy_of(module: nn.Module, layout: Layout) -> nn.Module:
-    """A copy of `module` that shares its frozen parameters, those that `layout` leaves out."""
+    """A copy of `module` for a BoundModule: it shares its frozen parameters, those that `layout`
+    leaves out, and until it is bound also the numbers of the others."""
     trained = {slot.name for slot in layout.parameters}
-    frozen = [p for name, p in module.named_parameters() if name not in trained]
-    return copy.deepcopy(module, {id(p): p for p in frozen})
+
+    def shared(name: str, p: nn.Parameter) -> nn.Parameter:
+        return type(p)(p.data, p.requires_grad) if name in trained else p
+
+    return copy.deepcopy(module, {id(p): shared(n, p) for n, p in module.named_parameters()})
+
+
+def zero_rows(rows: int, size: int, device: torch.device) -> Tensor:  # [rows, size]
+    """Zeros; where they are many, in memory of their own on the CPU: it is taken when it is first
+    written to, goes back at once, and leaves no hole among the tensors of training steps."""
+    if device.type != "cpu" or 4 * rows * size < LARGE:
+        return torch.zeros(rows, size, device=device)
+    own = mmap.mmap(-1, 4 * rows * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(own, dtype=torch.float32).view(rows, size)
 
 
 class Arena:
@@ -147,7 +167,7 @@ class Arena:
     def __init__(self, layout: Layout, rows: int, device: torch.device | str = "cpu") -> None:
         self.layout = layout
         self.ranks: Sequence[int] | None = None
-        self.data = torch.zeros(rows, layout.size, device=device)
+        self.data = zero_rows(rows, layout.size, torch.device(device))
         self.integers = torch.zeros(rows, len(layout.integers), dtype=torch.int64, device=device)
 
     def read(self, module: nn.Module, row: int) -> None:
@@ -196,12 +216,66 @@ class BoundModule:
     ) -> None:
         self.module = module.to(device)
         self.layout = layout
-        self.gradients = torch.zeros(layout.trainable if trains else 0, device=device)
+        self._device = device
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         self._floats = [(tensors[s.name], s) for s in layout.parameters + layout.buffers]
         self._integers = [tensors[name] for name in layout.integers]
         for slot in layout.parameters:
-            tensors[slot.name].grad = slot.view(self.gradients) if trains else None
+            tensors[slot.name].grad = None
+        self._trained = [(tensors[s.name], s) for s in layout.parameters] if trains else []
+        self._gradients: Tensor | None = None
+
+    @property
+    def gradients(self) -> Tensor:  # [trainable]
+        """The row into which autograd adds gradients; made when it is first asked for."""
+        if self._gradients is None:
+            length = self.layout.trainable if self._trained else 0
+            self._gradients = zero_rows(1, length, torch.device(self._device))[0]
+            self._attach(self._gradients)
+        return self._gradients
+
+    def _attach(self, row: Tensor) -> None:
+        for parameter, slot in self._trained:
+            place = slot.view(row)
+            if parameter.grad is not None:
+                place.copy_(parameter.grad)
+            parameter.grad = place
+
+    def clear_gradients(self) -> None:
+        if self._gradients is not None:
+            self._gradients.zero_()
+            return
+        for parameter, _ in self._trained:
+            parameter.grad = None
+
+    @contextmanager
+    def gradients_to(self, take: Callable[[Slot, Tensor], None]) -> Iterator[None]:
+        """Inside, a gradient goes to `take` when it is there, and is dropped; no row is needed.
+
+        What still reads the parameter in the backward pass then raises an error: it may have been
+        changed by `take`.
+        """
+
+        def hook_of(slot: Slot) -> Callable[[Tensor], None]:
+            def hook(parameter: Tensor) -> None:
+                if parameter.grad is not None:
+                    take(slot, parameter.grad)
+                    torch.autograd.graph.increment_version(parameter)
+                parameter.grad = None
+
+            return hook
+
+        hooks = []
+        for parameter, slot in self._trained:
+            parameter.grad = None
+            hooks.append(parameter.register_post_accumulate_grad_hook(hook_of(slot)))
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            if self._gradients is not None:
+                self._attach(self._gradients)
 
     def bind(self, data: Tensor, integers: Tensor) -> Tensor:  # [size], [n] -> [trainable]
         """Point every tensor at a row of an arena; returns the row's trainable part."""

@@ -21,6 +21,7 @@ from c2v_sim.system import ranks
 from c2v_sim.system.errors import Interrupted, TrainingError
 from c2v_sim.system.seeding import torch_seed
 from c2v_sim.training.aggregation import CohortSum, columns_suffice
+from c2v_sim.training.at_once import steps_of
 from c2v_sim.training.lane import Lane
 from c2v_sim.training.local_training import (
     PADDING,
@@ -28,6 +29,7 @@ from c2v_sim.training.local_training import (
     batch_bounds,
     padded_length,
 )
+from c2v_sim.training.optimisers import Step
 
 OnClient = Callable[[int], None]  # is told the id of a client that has finished
 
@@ -43,7 +45,17 @@ def train_client(training: CohortTraining, lane: Lane, *, stoppable: bool = True
     capturable = objective.capturable and getattr(local.optimiser, "capturable", True)
     lane.prepare(training.version, capturable=capturable)
     objective.begin(client)
-    update = local.optimiser.start(client, **objective.step_terms(client))
+    with steps_of(training, client) as update:
+        total = train_batches(training, lane, update, stoppable=stoppable)
+    objective.end(client)
+    samples = batch_bounds(len(ids), local.batch_size)[-1][1]
+    return total / (local.epochs * samples)
+
+
+def train_batches(training: CohortTraining, lane: Lane, update: Step, *, stoppable: bool) -> Tensor:
+    """All epochs of the client on `lane`; the sum of its samples' losses."""
+    client, local, objective = lane.client, training.local, training.objective
+    ids = training.samples[client.id]
     total = client.owned_memory("training", "loss", ()).zero_()
     client.padded = bool(training.longest) and objective.leaves_out_padding
 
@@ -73,8 +85,7 @@ def train_client(training: CohortTraining, lane: Lane, *, stoppable: bool = True
             if stoppable and training.lanes.stopped():
                 raise Interrupted
             lane.step(step, shuffled[begin:end])
-    objective.end(client)
-    return total / (local.epochs * seen)
+    return total
 
 
 def padded(ids: np.ndarray, length: int) -> np.ndarray:

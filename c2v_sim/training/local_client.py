@@ -32,7 +32,6 @@ class LocalClient:
             random.generator = self.generator  # type: ignore[assignment]
         self._draws = draws_by_itself(module)
         self.model = BoundModule(module, layout, device)
-        self.gradients = self.model.gradients  # [trainable], zero between steps
         self.row = Arena(layout, 1, device)
         self.parameters = self.model.bind(self.row.data[0], self.row.integers[0])
         self.server = self.row  # the arena of the global model: see begin_participation
@@ -42,6 +41,11 @@ class LocalClient:
     @property
     def module(self) -> nn.Module:
         return self.model.module
+
+    @property
+    def gradients(self) -> Tensor:  # [trainable]
+        """Zero between steps."""
+        return self.model.gradients
 
     @property
     def origin(self) -> Tensor:
@@ -56,7 +60,7 @@ class LocalClient:
         self.row.integers.copy_(server.integers[:1])
         self.model.bind(self.row.data[0], self.row.integers[0])
         self.module.train()
-        self.gradients.zero_()
+        self.model.clear_gradients()
         self.generator.manual_seed(seed)
 
     def generators_of(self, seeds: Sequence[int]) -> list[torch.Generator]:

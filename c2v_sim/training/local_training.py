@@ -132,6 +132,7 @@ class CohortTraining:
     local: LocalTraining
     objective: Objective
     only_averaged: bool = False  # whether nobody looks at the rows but training/aggregation.py
+    at_once: bool = False  # whether plain SGD steps within the backward pass (training/at_once.py)
     path: TrainingPath = TrainingPath(None, "stacking was not asked for")
     longest: int = 0  # batch, where last batches are padded (padded_length); 0: they are not
     version: int = field(default_factory=_versions.__next__, init=False)

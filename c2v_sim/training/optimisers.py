@@ -47,6 +47,13 @@ class Sgd:
     momentum: float = 0.0
     weight_decay: float = 0.0
 
+    def velocity(self, client: LocalClient) -> Tensor | None:  # [trainable]
+        """The momentum's memory, zero."""
+        if not self.momentum:
+            return None
+        size = (len(client.parameters),)
+        return client.owned_memory("optimiser", "velocity", size).zero_()
+
     def start(
         self,
         client: LocalClient,
@@ -54,10 +61,7 @@ class Sgd:
         extra_decay: float | Tensor = 0.0,
         **terms: Unpack[SgdTerms],
     ) -> Step:
-        velocity = None
-        if self.momentum:
-            size = (len(client.parameters),)
-            velocity = client.owned_memory("optimiser", "velocity", size).zero_()
+        velocity = self.velocity(client)
         decay, options = extra_decay + self.weight_decay, None
         if isinstance(decay, Tensor):  # once, and at an address that a recorded step can rely on
             made = ops.sgd_options(

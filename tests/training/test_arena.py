@@ -1,9 +1,11 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
 
 from c2v_sim.models import build_model
-from c2v_sim.training.arena import Arena, BoundModule, copy_of, layout_of
+from c2v_sim.training.arena import LARGE, Arena, BoundModule, copy_of, layout_of
 
 
 def resnet(norm="batch"):
@@ -113,9 +115,12 @@ def test_copies_share_frozen_parameters_alone():
     model.fc.weight.requires_grad_(False)
     copied = copy_of(model, layout_of(model))
     assert copied.fc.weight is model.fc.weight
+    before = copy.deepcopy(model)
+    bound = BoundModule(copied, layout_of(model), "cpu")
+    bound.bind(torch.ones(layout_of(model).size), torch.zeros(1, dtype=torch.int64))
     for name in ("fc.bias", "norm.weight"):
-        ours, theirs = copied.get_parameter(name), model.get_parameter(name)
-        assert ours.data_ptr() != theirs.data_ptr()
+        assert copied.get_parameter(name).eq(1).all()
+        assert torch.equal(model.get_parameter(name), before.get_parameter(name))
     assert copied.positions.data_ptr() != model.positions.data_ptr()
 
 
@@ -127,3 +132,12 @@ def test_half_parameters_are_refused_by_name_unless_they_are_frozen():
     assert layout_of(model).parameter_count == 6
     with pytest.raises(ValueError, match="no parameters"):
         layout_of(model.requires_grad_(False))
+
+
+def test_large_rows_have_memory_of_their_own_that_is_zero():
+    size = layout_of(nn.Linear(1, 1)).size
+    rows = Arena(layout_of(nn.Linear(1, 1)), LARGE // (4 * size) + 1).data
+    assert rows.nbytes >= LARGE
+    assert not rows.any()
+    rows[-1] = 1.0
+    assert rows.sum() == size

@@ -3,6 +3,8 @@
 Enters: a URL, the target path, its checksum (where known). Leaves: the verified file there. An
 interrupted transfer stays as `<target>.part` and is continued by the next call. The target itself
 appears only after its checksum was right, so a file that exists is a whole file.
+
+What speaks HTTP is imported when something is fetched: most runs do without its megabytes.
 """
 
 import importlib.util
@@ -13,13 +15,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import pooch
-import requests
 from filelock import FileLock
 from tqdm import tqdm
 
 from c2v_sim.system.errors import DataError, Unreachable, remedy
+
+if TYPE_CHECKING:
+    import requests
 
 CONNECT_SECONDS, READ_SECONDS = 4, 30
 ATTEMPTS = 3  # a transfer that breaks half-way is continued this often before giving up
@@ -38,6 +42,9 @@ def fetch(
 
     Neither sum given: the caller knows the content's checksum, not the file's, and checks that.
     """
+    import pooch
+    import requests
+
     known = f"sha256:{sha256}" if sha256 else md5 and f"md5:{md5}"
     words = f"SHA-256 {sha256}" if sha256 else f"MD5 {md5}"
     part = path.with_name(path.name + ".part")
@@ -69,6 +76,8 @@ def fetch(
 
 
 def _resume(url: str, part: Path, progress: bool) -> None:
+    import requests
+
     for attempt in range(ATTEMPTS):
         before = part.stat().st_size if part.exists() else 0
         try:
@@ -82,6 +91,8 @@ def _resume(url: str, part: Path, progress: bool) -> None:
 
 def _transfer(url: str, part: Path, progress: bool) -> None:
     """Append what is missing to `part`; RequestException when the transfer ends early."""
+    import requests
+
     have = part.stat().st_size if part.exists() else 0
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={have}-"} if have else {})
     timeout = (CONNECT_SECONDS, READ_SECONDS)
@@ -115,8 +126,10 @@ def _transfer(url: str, part: Path, progress: bool) -> None:
         )
 
 
-def _reason(error: requests.RequestException) -> str:
+def _reason(error: "requests.RequestException") -> str:
     """The plain cause: requests nests it in several layers of object representations."""
+    import requests
+
     if isinstance(error, requests.HTTPError) and error.response is not None:
         return f"HTTP {error.response.status_code} {error.response.reason}"
     if isinstance(error, requests.exceptions.ChunkedEncodingError):
