@@ -144,7 +144,7 @@ def copy_of(module: nn.Module, layout: Layout) -> nn.Module:
     trained = {slot.name for slot in layout.parameters}
 
     def shared(name: str, p: nn.Parameter) -> nn.Parameter:
-        return type(p)(p.data, p.requires_grad) if name in trained else p
+        return nn.Parameter(p.data, p.requires_grad) if name in trained else p
 
     return copy.deepcopy(module, {id(p): shared(n, p) for n, p in module.named_parameters()})
 

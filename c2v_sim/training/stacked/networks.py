@@ -112,9 +112,9 @@ class Clients(TorchFunctionMode):
         return out
 
     def native_convolution(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, stride: int = 1
     ) -> Tensor:
-        return self.convolution(x, weight, bias, 1, padding)
+        return self.convolution(x, weight, bias, stride, padding)
 
     def native_depthwise_convolution(self, x: Tensor, weight: Tensor, stride: int) -> Tensor:
         return self.convolution(x, weight, None, stride, 1, groups=len(weight))
