@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from slow_index import SlowNetwork, train_federated, train_global
 
 from c2v_sim.index import checkpoint as index_checkpoint
+from c2v_sim.index import stacked as index_stacked
 from c2v_sim.index import training as index_training
 from c2v_sim.index.build import build_index
 from c2v_sim.index.config import IndexConfig
@@ -126,7 +127,8 @@ def test_a_wish_to_stop_ends_after_the_step_with_a_checkpoint(
         return losses(*arguments)
 
     losses = index_training.losses
-    monkeypatch.setattr(index_training, "losses", counting)
+    for room in (index_training, index_stacked):  # where GLOBAL and FEDERATED training take them
+        monkeypatch.setattr(room, "losses", counting)
     with pytest.raises(Interrupted):
         train(data, config, checkpoint=file, stop=stop)
     assert len(taken) == steps
