@@ -21,13 +21,17 @@ import math
 import numpy as np
 import torch
 
-from c2v_sim import ops
 from c2v_sim.index.client_index import ClientIndex
 from c2v_sim.simulator.steering import Steering
-from c2v_sim.system.seeding import SAMPLING, rng
 from c2v_sim.training.sampling import who_may
 
-POLICIES = {"uniform": None, "rested": None, "i, tau 1": 1.0, "i, tau 0.5": 0.5, "i, tau 0.1": 0.1}
+POLICIES = {  # their temperatures; an infinite one makes no difference between clients
+    "uniform": math.inf,
+    "rested": math.inf,
+    "i, tau 1": 1.0,
+    "i, tau 0.5": 0.5,
+    "i, tau 0.1": 0.1,
+}
 WEIGHTS = {"lambda1 1, gamma 0.5": (1.0, 0.5), "1, 0.9": (1.0, 0.9), "0.1, 0.5": (0.1, 0.5)}
 
 
@@ -75,20 +79,16 @@ def steering(
 def cohorts_of(index: ClientIndex, name: str, seed: int, given: argparse.Namespace) -> list[float]:
     """The columns of one policy's row."""
     tau = POLICIES[name]
-    steers = steering(index, seed, given.cohort, tau or math.inf)
+    steers = steering(index, seed, given.cohort, tau)
     steers.rest = 0 if name == "uniform" else steers.rest
-    alike = torch.zeros(len(index.sizes), dtype=torch.float64)
     even, likest, like, seen = [], [], [], []
     for t in range(1, given.rounds + 1):
-        scores = steers.scores if tau else alike
         may = who_may(steers.last.numpy(), t, steers.rest, given.cohort)
-        cohort = ops.sample_cohort(
-            scores, given.cohort, tau or 1.0, rng=rng(seed, SAMPLING, t), **may
-        ).numpy()
+        cohort = steers.cohort(t)
         if t > 1:
             able = may["eligible"]
             among = steers.scores if able is None else steers.scores[torch.as_tensor(able)]
-            p = torch.softmax(among / (tau or math.inf), 0)
+            p = torch.softmax(among / tau, 0)
             even.append(float(torch.exp(-(p * p.log()).sum())) / len(p))
             likest.append(float(p.max() / p.min()))
             like.append(float(steers.scores[torch.from_numpy(cohort)].mean()))

@@ -112,7 +112,7 @@ class Clients(TorchFunctionMode):
         return out
 
     def native_convolution(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, stride: int = 1
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, stride: int
     ) -> Tensor:
         return self.convolution(x, weight, bias, stride, padding)
 
