@@ -13,7 +13,7 @@ import argparse
 import statistics
 
 from c2v_sim import Federation, RunConfig, Simulator, load_dataset, make_partition
-from c2v_sim.doctor import processor
+from c2v_sim.system.machine import cpu_name
 
 
 def curve(federation: Federation, model: str, conv: str, seed: int, rounds: int) -> list[float]:
@@ -44,7 +44,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--samples", type=int, default=3_000)
     options = parser.parse_args()
-    print(processor())
+    print(cpu_name())
     for model in options.models:
         curves: dict[str, list[list[float]]] = {"auto": [], "torch": []}
         for seed in range(options.seeds):

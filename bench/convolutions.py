@@ -21,11 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from c2v_sim.doctor import processor
 from c2v_sim.models import build_model
-from c2v_sim.models.convolutions import take_over_convolutions
+from c2v_sim.models.faster_layers import take_over_layers
 from c2v_sim.ops.convolution import convolution, convolution_backward_torch, pays
-from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.machine import cpu_name, keep_freed_memory
 
 BATCH = {"cnn": 50, "resnet8": 50, "resnet18": 25}
 
@@ -33,7 +32,7 @@ BATCH = {"cnn": 50, "resnet8": 50, "resnet18": 25}
 def layers(model: str) -> dict[tuple[int, ...], int]:
     """(side, channels, filters, taps, padding, stride) of convolutions that can be taken over."""
     network = build_model(model, classes=10, input_shape=(32, 32, 3), norm="group", seed=0)
-    take_over_convolutions(network)
+    take_over_layers(network)
     found: dict[tuple[int, ...], int] = {}
 
     def note(module: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -112,7 +111,7 @@ def compare_steps(model: str, norm: str, repeats: int) -> None:
     plain = build_model(model, classes=10, input_shape=(32, 32, 3), norm=norm, seed=0)
     plain = plain.to(memory_format=torch.channels_last)
     ours = copy.deepcopy(plain)
-    take_over_convolutions(ours)
+    take_over_layers(ours)
     x = torch.randn(BATCH[model], 3, 32, 32).to(memory_format=torch.channels_last)
     y = torch.arange(BATCH[model]) % 10
 
@@ -137,14 +136,12 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.steps:
         keep_freed_memory()
-        print(f"{processor()}, one thread, a step of forward and backward")
+        print(f"{cpu_name()}, one thread, a step of forward and backward")
         for model in args.models:
             for norm in args.norms:
                 compare_steps(model, norm, args.repeats)
         return
-    print(
-        f"{processor()}, one thread. GFLOP/s of torch and ours and their ratio; then the relative"
-    )
+    print(f"{cpu_name()}, one thread. GFLOP/s of torch and ours and their ratio; then the relative")
     print("errors of y, dx, dw: torch's and ours.")
     print(" " * 34 + "".join(f"| {n:16}" for n in ("forward", "dx", "dw", "both gradients")))
     rows = []
@@ -154,7 +151,7 @@ def main() -> None:
             show(model, count, rows[-1])
     if args.json:
         with open(args.json, "w") as file:
-            json.dump({"cpu": processor(), "rows": rows}, file, indent=1)
+            json.dump({"cpu": cpu_name(), "rows": rows}, file, indent=1)
 
 
 if __name__ == "__main__":

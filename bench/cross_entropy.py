@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from c2v_sim.models import build_model
-from c2v_sim.models.convolutions import take_over_convolutions
+from c2v_sim.models.faster_layers import take_over_layers
 from c2v_sim.ops import prepared_index, projection_orthogonality
 from c2v_sim.system.machine import keep_freed_memory
 
@@ -33,7 +33,7 @@ BATCH = 50
 def contestants(name: str) -> dict[str, Callable[[], object]]:
     shape, classes, steps = CASES[name]
     model = build_model(name.split()[0], classes=classes, input_shape=shape, seed=0)
-    take_over_convolutions(model)
+    take_over_layers(model)
     g = torch.Generator().manual_seed(0)
     channels_first = (shape[-1], *shape[:-1])
     x = torch.randn(BATCH, *channels_first, generator=g)

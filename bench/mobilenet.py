@@ -17,11 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.doctor import processor
 from c2v_sim.models import build_model
-from c2v_sim.models.convolutions import take_over_convolutions
+from c2v_sim.models.faster_layers import take_over_layers
 from c2v_sim.ops.depthwise_convolution import depthwise_convolution_backward_torch
-from c2v_sim.system.machine import keep_freed_memory
+from c2v_sim.system.machine import cpu_name, keep_freed_memory
 
 SHAPE = (64, 64, 3)
 
@@ -91,12 +90,12 @@ def main() -> None:
     plain = build_model("mobilenetv2", classes=7, input_shape=SHAPE, norm="batch", seed=0)
     plain = plain.to(memory_format=torch.channels_last)
     ours = copy.deepcopy(plain)
-    take_over_convolutions(ours)
+    take_over_layers(ours)
     source = torch.randn(16 << 20)
     into = torch.empty_like(source)
     seconds = pairs(lambda: into.copy_(source), lambda: into.copy_(source), 7)[0]
     copied = 2 * 4 * source.numel() / seconds
-    print(f"{processor()}, one thread, batch {options.batch}; a copy: {copied / 1e9:.0f} GB/s")
+    print(f"{cpu_name()}, one thread, batch {options.batch}; a copy: {copied / 1e9:.0f} GB/s")
     for layer in depthwise_layers(plain):
         print(compare_layer(layer, options.batch, options.repeats, copied), flush=True)
     x = torch.randn(options.batch, SHAPE[2], *SHAPE[:2]).to(memory_format=torch.channels_last)

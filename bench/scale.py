@@ -38,7 +38,7 @@ import torch
 
 from c2v_sim import Federation, RunConfig, Simulator
 from c2v_sim.index.client_index import ClientIndex, federation_facts
-from c2v_sim.run.manifest import cpu_name
+from c2v_sim.system.machine import cpu_name
 from c2v_sim.training.sampling import POLICIES
 
 T = TypeVar("T")

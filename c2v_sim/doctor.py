@@ -29,7 +29,13 @@ from c2v_sim.gpu_check.outcomes import FAILED, Outcome, run_all, what_to_report,
 from c2v_sim.models import build_model
 from c2v_sim.ops._dispatch import BACKENDS, OPERATORS, native_missing
 from c2v_sim.simulator.build import local_training
-from c2v_sim.system.machine import choose_device, deterministic, intra_op_threads, usable_cores
+from c2v_sim.system.machine import (
+    choose_device,
+    cpu_name,
+    deterministic,
+    intra_op_threads,
+    usable_cores,
+)
 from c2v_sim.system.output import printed
 from c2v_sim.training.stacked import choose_path
 
@@ -37,7 +43,7 @@ from c2v_sim.training.stacked import choose_path
 def machine(device: torch.device) -> dict[str, str]:
     """Facts about machine and software, in the order of printing."""
     return {
-        "machine": f"{platform.system()} {platform.machine()}, {processor()}",
+        "machine": f"{platform.system()} {platform.machine()}, {cpu_name()}",
         "cores": f"{usable_cores()} usable of {os.cpu_count()}",
         "python": platform.python_version(),
         "torch": f"{torch.__version__}, {torch.get_num_threads()} intra-op threads, "
@@ -57,14 +63,6 @@ def _cuda() -> str:
         return f"torch is built for CUDA {torch.version.cuda}, but no GPU is visible"
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return f"{torch.version.cuda or torch.version.hip}, {', '.join(names)}"
-
-
-def processor() -> str:
-    try:
-        with open("/proc/cpuinfo") as lines:
-            return next(s.split(":", 1)[1].strip() for s in lines if s.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or "unknown processor"
 
 
 def _version(package: str) -> str:

@@ -22,6 +22,7 @@ from c2v_sim.ops._dispatch import OPERATORS, native_missing
 from c2v_sim.simulator.evaluation import PROTOCOL
 from c2v_sim.simulator.personal import AT_HOME
 from c2v_sim.simulator.simulator import Simulator
+from c2v_sim.system.machine import cpu_name
 from c2v_sim.system.settings import Affects, facts_of, fixed
 
 Facts = dict[str, object]
@@ -137,12 +138,3 @@ def machine(device: torch.device) -> Facts:
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        named = (line for line in lines if line.startswith("model name"))
-        return next(named).split(":", 1)[1].strip()
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

@@ -18,8 +18,8 @@ from c2v_sim.data.weights import weights_file
 from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model, logits
-from c2v_sim.models.convolutions import take_over_convolutions
 from c2v_sim.models.draws import mark_draws
+from c2v_sim.models.faster_layers import take_over_layers
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.models.split import NoSplit, Split, split
 from c2v_sim.simulator.classifier_index import classifier_width
@@ -73,7 +73,7 @@ def assemble(
             grows = config.index == "local-model-weights"
             objective = Regularised(algorithm, regulariser, index_grows=grows)
     if config.conv == "auto":
-        take_over_convolutions(whole)
+        take_over_layers(whole)
     return Assembled(whole, pretrained, objective)
 
 

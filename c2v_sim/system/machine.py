@@ -6,11 +6,13 @@ decided the number is fixed, not the machine's.
 
 import ctypes
 import os
+import platform
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import psutil
@@ -48,6 +50,26 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """What the CPU calls itself."""
+    return _cpu_says("model name") or platform.processor() or platform.machine()
+
+
+def cpu_family() -> tuple[str, int]:
+    """Maker and family: (`AuthenticAMD`, 26); (``, 0) where the system does not say."""
+    family = _cpu_says("cpu family")
+    return _cpu_says("vendor_id"), int(family) if family.isdecimal() else 0
+
+
+@cache
+def _cpu_says(key: str) -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((s.split(":", 1)[1].strip() for s in lines if s.startswith(key)), "")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from c2v_sim.models.convolutions import take_over_convolutions
+from c2v_sim.models.faster_layers import take_over_layers
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.ops.convolution import convolution, convolution_backward_torch, pays
 
@@ -284,10 +284,10 @@ class Own(nn.Module):
 def test_the_convolutions_of_any_module_are_taken_over(monkeypatch):
     plain = Own()
     taken = copy.deepcopy(plain)
-    assert take_over_convolutions(taken) == 5
+    assert take_over_layers(taken) == 5
     calls = []
     monkeypatch.setattr(
-        "c2v_sim.models.convolutions.convolution",
+        "c2v_sim.models.faster_layers.convolution",
         lambda x, w, b, **kwargs: calls.append(tuple(w.shape)) or convolution(x, w, b, **kwargs),
     )
     x = torch.randn(64, 3, 12, 12)

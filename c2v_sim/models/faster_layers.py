@@ -1,12 +1,14 @@
-"""Lets the nn.Conv2d of any model use the operators of ops/, where that pays."""
+"""Lets the nn.Conv2d and nn.Linear of any model use the operators of ops/, where that pays."""
 
 from dataclasses import dataclass
+from types import MethodType
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.ops.convolution import STRIDES, TAPS, convolution, pays
 from c2v_sim.ops.depthwise_convolution import depthwise_convolution, depthwise_pays
+from c2v_sim.ops.layers.linear import linear, mkl_is_narrow
 
 CONVOLUTIONS = ("auto", "torch")
 
@@ -38,8 +40,8 @@ class ConvolveEach:
         return F.conv2d(x, weight, None, self.stride, padding=1, groups=len(weight))
 
 
-def take_over_convolutions(module: nn.Module) -> int:
-    """Give every convolution inside that can have it the faster method; how many.
+def take_over_layers(module: nn.Module) -> int:
+    """Give every layer inside that can have it the faster method; how many.
 
     The method is an attribute of the object: classes, names and parameters stay what they are, and
     copies of the module have it too.
@@ -48,7 +50,15 @@ def take_over_convolutions(module: nn.Module) -> int:
     methods = {m: method for m in plain if (method := _method_for(m)) is not None}
     for convolution_module, method in methods.items():
         convolution_module._conv_forward = method  # type: ignore[method-assign, assignment]
-    return len(methods)
+    products = [m for m in module.modules() if type(m) is nn.Linear and mkl_is_narrow()]
+    for layer in products:
+        layer.forward = MethodType(_multiply, layer)  # type: ignore[method-assign]
+    return len(methods) + len(products)
+
+
+def _multiply(layer: nn.Linear, x: Tensor) -> Tensor:
+    """What nn.Linear.forward does."""
+    return linear(x, layer.weight, layer.bias)
 
 
 def _method_for(module: nn.Conv2d) -> Convolve | ConvolveEach | None:
