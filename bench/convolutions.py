@@ -5,9 +5,10 @@
 
 The two alternate, and the ratio is that of medians of CPU time. GFLOP/s are counted as those of a
 direct convolution, whatever was done; errors are Frobenius norms of the difference to float64,
-relative to that of the result. Layers that torch keeps (`pays` in ops/convolution.py) are marked;
-`s2` means stride 2. `--steps` compares whole steps instead, forward and backward. torch's library
-asks ONEDNN_MAX_CPU_ISA for its vectors (AVX2), torch and c2v_sim ask ATEN_CPU_CAPABILITY (avx2).
+relative to that of the result. Layers that torch keeps (`pays` in ops/layers/convolution.py) are
+marked; `s2` means stride 2. `--steps` compares whole steps instead, forward and backward. torch's
+library asks ONEDNN_MAX_CPU_ISA for its vectors (AVX2), torch and c2v_sim ask
+ATEN_CPU_CAPABILITY (avx2).
 """
 
 import argparse
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from c2v_sim.models import build_model
 from c2v_sim.models.faster_layers import take_over_layers
-from c2v_sim.ops.convolution import convolution, convolution_backward_torch, pays
+from c2v_sim.ops.layers.convolution import convolution, convolution_backward_torch, pays
 from c2v_sim.system.machine import cpu_name, keep_freed_memory
 
 BATCH = {"cnn": 50, "resnet8": 50, "resnet18": 25}

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from c2v_sim import ops
-from c2v_sim.ops.convolution import convolution
-from c2v_sim.ops.depthwise_convolution import depthwise_convolution
-from c2v_sim.ops.max_pool import max_pool
+from c2v_sim.ops.layers.convolution import convolution
+from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution
+from c2v_sim.ops.layers.max_pool import max_pool
 from c2v_sim.ops.weighted_sum import add_weighted as add
 
 Run = Callable[[list[Tensor], str | None], list[Tensor]]

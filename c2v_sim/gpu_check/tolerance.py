@@ -29,6 +29,6 @@ def largest_error(got: Tensor, exact: Tensor) -> float:
 
 
 def beyond_norm(got: Tensor, torch32: Tensor, exact: Tensor, most: float = 1e-5) -> str:
-    """The same for ops/convolution.py, the exception: the error's norm by that of the truth."""
+    """The same for ops/layers/convolution.py, the exception: the error's norm by the truth's."""
     share = ((got.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
     return "" if share <= most else f"error {share:.3g} of the norm, at most {most:g} is allowed"

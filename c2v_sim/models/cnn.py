@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models.common import InputShape, image_shape
-from c2v_sim.ops.max_pool import max_pool
+from c2v_sim.ops.layers.max_pool import max_pool
 
 
 class CNN(nn.Module):

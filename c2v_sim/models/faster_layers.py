@@ -6,8 +6,8 @@ from types import MethodType
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.ops.convolution import STRIDES, TAPS, convolution, pays
-from c2v_sim.ops.depthwise_convolution import depthwise_convolution, depthwise_pays
+from c2v_sim.ops.layers.convolution import STRIDES, TAPS, convolution, pays
+from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution, depthwise_pays
 from c2v_sim.ops.layers.linear import linear, mkl_is_narrow
 
 CONVOLUTIONS = ("auto", "torch")
@@ -77,7 +77,7 @@ def _method_for(module: nn.Conv2d) -> Convolve | ConvolveEach | None:
 
 
 def _padding_of(module: nn.Conv2d) -> int | None:
-    """Its padding; None where ops/convolution.py cannot serve it."""
+    """Its padding; None where ops/layers/convolution.py cannot serve it."""
     square = module.kernel_size in [(taps, taps) for taps in TAPS]
     if not square or module.stride not in [(stride, stride) for stride in STRIDES]:
         return None

@@ -6,8 +6,6 @@ Triton kernel (kernels), C++ and CUDA sources (csrc), tests and benchmark.
 
 from c2v_sim.ops.aggregation_weights import aggregation_weights
 from c2v_sim.ops.client_scores import client_scores
-from c2v_sim.ops.convolution import convolution
-from c2v_sim.ops.depthwise_convolution import depthwise_convolution
 from c2v_sim.ops.dropout_mask import dropout_mask
 from c2v_sim.ops.fused_ffn import fused_ffn
 from c2v_sim.ops.index_losses import (
@@ -16,7 +14,9 @@ from c2v_sim.ops.index_losses import (
     orthogonality_loss,
     similarity_loss,
 )
-from c2v_sim.ops.max_pool import max_pool
+from c2v_sim.ops.layers.convolution import convolution
+from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution
+from c2v_sim.ops.layers.max_pool import max_pool
 from c2v_sim.ops.projection_orthogonality import (
     PreparedIndex,
     prepared_index,

@@ -16,9 +16,9 @@ from torch import nn
 
 from c2v_sim.models.faster_layers import take_over_layers
 from c2v_sim.ops._dispatch import native_missing
-from c2v_sim.ops.convolution import convolution, convolution_backward_torch, pays
+from c2v_sim.ops.layers.convolution import convolution, convolution_backward_torch, pays
 
-module = importlib.import_module("c2v_sim.ops.convolution")
+module = importlib.import_module("c2v_sim.ops.layers.convolution")
 native = pytest.mark.skipif(native_missing is not None, reason=str(native_missing))
 LIMIT = 1e-5  # of the Frobenius norm
 

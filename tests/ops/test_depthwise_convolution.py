@@ -13,7 +13,7 @@ from torch import nn
 
 from c2v_sim.models.faster_layers import ConvolveEach, take_over_layers
 from c2v_sim.ops._dispatch import native_missing
-from c2v_sim.ops.depthwise_convolution import (
+from c2v_sim.ops.layers.depthwise_convolution import (
     depthwise_convolution,
     depthwise_convolution_backward_torch,
 )

@@ -9,6 +9,7 @@ from torch import nn
 
 from c2v_sim.models.faster_layers import take_over_layers
 from c2v_sim.models.linear_chain import linear_chain
+from c2v_sim.models.split import split
 from c2v_sim.ops.layers import linear as module
 from c2v_sim.ops.layers.linear import FEWEST_PRODUCTS, linear, pays
 from c2v_sim.system.machine import intra_op_threads
@@ -121,4 +122,4 @@ def test_a_module_and_its_copies_have_it_and_stay_what_they_are(taken, monkeypat
     monkeypatch.setattr(module, "product", lambda *a: products.append(a) or real(*a))
     own(x), other(x)
     assert len(products) == 4
-    assert len(linear_chain(own, x)) == 2  # and it is still seen as what it is
+    assert len(linear_chain(split(own, x), x)) == 2  # and it is still seen as what it is

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from c2v_sim.ops._dispatch import native_missing
-from c2v_sim.ops.max_pool import max_pool
+from c2v_sim.ops.layers.max_pool import max_pool
 
 native = pytest.mark.skipif(native_missing is not None, reason=str(native_missing))
 BACKENDS = [pytest.param("native", marks=native), "torch"]

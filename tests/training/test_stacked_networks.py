@@ -206,7 +206,7 @@ def test_what_cannot_be_stacked_is_refused_with_the_reason(change, why):
 def test_the_proof_does_not_need_the_native_operators(monkeypatch):
     cnn = build_model("cnn", classes=10, input_shape=(16, 16, 3), seed=0)
     plain = work_of(cnn, filled(2, 3, 16, 16))
-    pool = importlib.import_module("c2v_sim.ops.max_pool")
+    pool = importlib.import_module("c2v_sim.ops.layers.max_pool")
     monkeypatch.setattr(pool._operator, "choose", lambda *_: "torch")  # as on a GPU
     assert work_of(cnn, filled(2, 3, 16, 16)) == plain
 

@@ -1,1 +1,1 @@
-"""Layers of client networks, for training on a CPU: where torch's own leave the core half used."""
+"""Operators of client networks' layers, for training on a CPU."""

@@ -25,7 +25,7 @@ ZEN_5 = 26  # the family of AMD's first CPUs with two units of 512 bits
 def linear(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:  # [..., I] -> [..., O]
     """torch.nn.functional.linear(x, w, bias), differentiable in all three, also twice."""
     # Who watches the calls of torch (training/stacked) is to see the one that it knows.
-    if not pays(x, w) or has_torch_function((x, w)):
+    if has_torch_function((x, w)) or not pays(x, w):
         return F.linear(x, w, bias)
     return _Linear.apply(x.reshape(-1, x.shape[-1]), w, bias).unflatten(0, x.shape[:-1])
 

@@ -22,7 +22,8 @@ from c2v_sim.training.stacked import operations
 
 Function = Callable[..., Any]
 MORE_LOOKS = {getattr(Tensor, name).__get__ for name in ("is_cuda", "requires_grad", "is_cpu")}
-MORE_LOOKS |= {Tensor.stride, Tensor.storage_offset, Tensor.new_empty}  # ops/max_pool.py makes one
+# ops/layers/max_pool.py makes an empty one.
+MORE_LOOKS |= {Tensor.stride, Tensor.storage_offset, Tensor.new_empty}
 BY_SAMPLE: set[Function] = {
     *RELU, *RESHAPE, F.relu6, F.hardtanh, F.leaky_relu, F.elu, F.gelu, F.silu, F.softplus,
     torch.tanh, torch.sigmoid, Tensor.tanh, Tensor.sigmoid, torch.add, torch.mul, Tensor.add,
