@@ -17,6 +17,7 @@ from c2v_sim.ops.index_losses import (
 from c2v_sim.ops.layers.convolution import convolution
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution
 from c2v_sim.ops.layers.max_pool import max_pool
+from c2v_sim.ops.layers.normalize import normalize
 from c2v_sim.ops.projection_orthogonality import (
     PreparedIndex,
     prepared_index,
@@ -38,6 +39,7 @@ __all__ = [
     "fused_ffn",
     "index_losses",
     "max_pool",
+    "normalize",
     "orthogonality_loss",
     "prepared_index",
     "projection_orthogonality",
