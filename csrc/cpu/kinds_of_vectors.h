@@ -36,6 +36,7 @@ inline float* work_space(int64_t floats) {
 }
 
 inline float* floats_of(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
+inline uint8_t* bytes_of(const Tensor& t) { return static_cast<uint8_t*>(t.data_ptr()); }
 
 // [N, C, H, W] whose memory is [N, H, W, C]; the stable interface cannot ask for that itself.
 inline Tensor images_like(const Tensor& like, int64_t n, int64_t height, int64_t width,
