@@ -33,6 +33,11 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
       "int groups, float eps, float most, bool need_shortcut) "
       "-> (Tensor, Tensor, Tensor, Tensor)");
   m.def(
+      "pooled_convolution(Tensor x, Tensor w, Tensor? bias, int padding) -> (Tensor, Tensor)");
+  m.def(
+      "pooled_convolution_backward(Tensor grad_y, Tensor which, Tensor x, Tensor w, int padding, "
+      "bool need_x, bool need_w, bool need_b) -> (Tensor, Tensor, Tensor)");
+  m.def(
       "projection_orthogonality(Tensor z_p, Tensor index, Tensor? lengths, bool with_grad) "
       "-> (Tensor, Tensor)");
   m.def(

@@ -135,6 +135,7 @@ def names(folder, pattern="*.py"):
 
 # A GPU's libraries have better ones.
 FOR_THE_CPU = {"convolution", "depthwise_convolution", "max_pool", "normalize", "short_attention"}
+FOR_THE_CPU |= {"pooled_convolution"}
 FOR_A_GPU = {"dropout_mask"}  # the CPU draws from a generator
 
 

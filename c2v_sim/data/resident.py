@@ -27,11 +27,15 @@ class ResidentData:
     ) -> None:
         self.x, self.y = x.to(device), y.to(device)
         self.device = device
-        # (x / 255 - mean) / std as one multiply-add.
         self._images = x.dtype == torch.uint8 and x.ndim == 4
-        deviation = torch.tensor(std or (1.0,), device=device).view(1, -1, 1, 1)
-        self._scale = 1.0 / (255.0 * deviation)
-        self._shift = -torch.tensor(mean or (0.0,), device=device).view(1, -1, 1, 1) / deviation
+        if self._images:
+            # (x / 255 - mean) / std as one multiply-add, of whole rows: for each pixel's few
+            # channels alone torch would call its loop again.
+            deviation = torch.tensor(std or (1.0,), device=device)
+            scale, shift = 1.0 / (255.0 * deviation), -torch.tensor(mean or (0.0,), device=device)
+            row = x.shape[2], x.shape[3]
+            self._scale = scale.expand(row).flatten()
+            self._shift = (shift / deviation).expand(row).flatten()
 
     def __len__(self) -> int:
         return len(self.y)
@@ -47,8 +51,9 @@ class ResidentData:
             return (x.long() if symbols else x.float()), y
         if generator is not None:
             x = crop_and_flip(x, generator)
-        x = x.permute(0, 3, 1, 2).to(torch.float32)
-        return torch.addcmul(self._shift, x, self._scale), y
+        rows = x.flatten(2).to(torch.float32)
+        scaled = torch.addcmul(self._shift, rows, self._scale)
+        return scaled.view(x.shape).permute(0, 3, 1, 2), y
 
 
 def crop_and_flip(x: Tensor, generator: torch.Generator) -> Tensor:  # [B, H, W, C], same out

@@ -106,6 +106,14 @@ CHECKED = {
         (50, 32, 16),
         (50, 32, 16),
     ),
+    "pooled_convolution": Checked(
+        (problems.convolve_and_pool,),
+        ((2, 16, 9, 3), (3, 32, 14, 5)),
+        problems.convolve_and_pool,
+        (50, 32, 14, 5),
+        (50, 32, 14, 5),
+        beyond_norm,
+    ),
     "short_attention": Checked(
         (problems.attention,),
         ((1, 1, 1, 1), (3, 7, 2, 5), (2, 33, 3, 4), (4, 32, 8, 4)),

@@ -16,6 +16,7 @@ from c2v_sim.ops.layers.convolution import convolution
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution
 from c2v_sim.ops.layers.max_pool import max_pool
 from c2v_sim.ops.layers.normalize import normalize
+from c2v_sim.ops.layers.pooled_convolution import pooled_convolution
 from c2v_sim.ops.weighted_sum import add_weighted as add
 
 Run = Callable[[list[Tensor], str | None], list[Tensor]]
@@ -157,6 +158,16 @@ def convolve(batch: int, channels: int, side: int, taps: int) -> Problem:
         return with_gradients(lambda x, w: convolution(x, w, padding=taps // 2, backend=backend), t)
 
     return Problem(tensors, run, flops=6 * batch * (channels * side * taps) ** 2)
+
+
+def convolve_and_pool(batch: int, channels: int, side: int, taps: int) -> Problem:
+    randn = draw(batch)
+    tensors = [randn(batch, channels, side, side), randn(channels, channels, taps, taps) * 0.1]
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        return with_gradients(lambda x, w: pooled_convolution(x, w, backend=backend), t)
+
+    return Problem(tensors, run, flops=6 * batch * (channels * (side - taps + 1) * taps) ** 2)
 
 
 def convolve_each(batch: int, channels: int, side: int, stride: int = 1) -> Problem:

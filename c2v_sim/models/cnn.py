@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models.common import InputShape, image_shape
-from c2v_sim.ops.layers.max_pool import max_pool
+from c2v_sim.models.faster.layers import convolve_and_pool
 
 
 class CNN(nn.Module):
@@ -22,8 +22,8 @@ class CNN(nn.Module):
         self.classifier = nn.Linear(512, classes)
 
     def features(self, x: Tensor) -> Tensor:  # [B, C, H, W] -> [B, 512]
-        x = max_pool(self.conv1(x), relu=True)
-        x = max_pool(self.conv2(x), relu=True)
+        x = convolve_and_pool(self.conv1, x)
+        x = convolve_and_pool(self.conv2, x)
         return F.relu(self.hidden(x.flatten(1)))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 // convolution, convolution_backward: 1×1, 3×3 or 5×5, channels_last. The work is done by
 // winograd/passes.h or direct/passes.h, for the vectors that this CPU has.
+#include "convolution.h"
+
 #include "direct/shape.h"
 #include "kinds_of_vectors.h"
 #include "winograd/shape.h"
-
-#include <optional>
 
 namespace c2v {
 namespace {
@@ -72,26 +72,21 @@ WinogradShape shape_of(const Tensor& x, const Tensor& w, int64_t padding, bool b
 
 }  // namespace
 
-Tensor convolution_cpu(Tensor x, Tensor w, std::optional<Tensor> bias, int64_t padding,
-                       int64_t stride) {
-  const float* add = bias ? floats_of(*bias) : nullptr;
+void convolve(const Tensor& x, const Tensor& w, const float* bias, int64_t padding, int64_t stride,
+              float* y, uint8_t* which) {
   if (is_direct(x, w, stride)) {
     const DirectShape s = direct_shape(x, w, padding, stride);
-    Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.filters);
-    float* space = work_space(kind().direct_workspace(s));
-    kind().direct_forward(s, floats_of(x), floats_of(w), add, floats_of(y), space);
-    return y;
+    float* space = work_space(kind().direct_workspace(s, which != nullptr));
+    kind().direct_forward(s, floats_of(x), floats_of(w), bias, y, which, space);
+  } else {
+    const WinogradShape s = shape_of(x, w, padding, false);
+    float* space = work_space(kind().workspace(s, false));
+    kind().forward(s, floats_of(x), floats_of(w), bias, y, which, space);
   }
-  const WinogradShape s = shape_of(x, w, padding, false);
-  Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.filters);
-  float* space = work_space(kind().workspace(s, false));
-  kind().forward(s, floats_of(x), floats_of(w), add, floats_of(y), space);
-  return y;
 }
 
-std::tuple<Tensor, Tensor, Tensor> convolution_backward_cpu(Tensor dy, Tensor x, Tensor w,
-                                                            int64_t padding, int64_t stride,
-                                                            bool need_x, bool need_w, bool need_b) {
+Gradients convolve_backward(const float* dy, const uint8_t* which, const Tensor& x, const Tensor& w,
+                            int64_t padding, int64_t stride, bool need_x, bool need_w, bool need_b) {
   Tensor dx = images_like(x, need_x ? x.size(0) : 0, x.size(2), x.size(3), x.size(1));
   Tensor dw = images_like(x, need_w ? w.size(0) : 0, w.size(2), w.size(3), x.size(1));
   Tensor db = torch::stable::new_empty(x, {need_b ? w.size(0) : 0});
@@ -99,14 +94,27 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward_cpu(Tensor dy, Tensor x,
   float* to_b = need_b ? floats_of(db) : nullptr;
   if (is_direct(x, w, stride)) {
     const DirectShape s = direct_shape(x, w, padding, stride);
-    float* space = work_space(kind().direct_workspace(s));
-    kind().direct_backward(s, floats_of(dy), floats_of(x), floats_of(w), to_x, to_w, to_b, space);
+    float* space = work_space(kind().direct_workspace(s, which != nullptr));
+    kind().direct_backward(s, dy, which, floats_of(x), floats_of(w), to_x, to_w, to_b, space);
   } else {
     const WinogradShape s = shape_of(x, w, padding, true);
     float* space = work_space(kind().workspace(s, true));
-    kind().backward(s, floats_of(dy), floats_of(x), floats_of(w), to_x, to_w, to_b, space);
+    kind().backward(s, dy, which, floats_of(x), floats_of(w), to_x, to_w, to_b, space);
   }
   return {dx, dw, db};
+}
+
+Tensor convolution_cpu(Tensor x, Tensor w, std::optional<Tensor> bias, int64_t padding,
+                       int64_t stride) {
+  const DirectShape s = direct_shape(x, w, padding, stride);
+  Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.filters);
+  convolve(x, w, bias ? floats_of(*bias) : nullptr, padding, stride, floats_of(y), nullptr);
+  return y;
+}
+
+Gradients convolution_backward_cpu(Tensor dy, Tensor x, Tensor w, int64_t padding, int64_t stride,
+                                   bool need_x, bool need_w, bool need_b) {
+  return convolve_backward(floats_of(dy), nullptr, x, w, padding, stride, need_x, need_w, need_b);
 }
 
 }  // namespace c2v

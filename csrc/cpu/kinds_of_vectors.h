@@ -3,9 +3,12 @@
 
 #include "../ops.h"
 
+#include <torch/headeronly/core/MemoryFormat.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 namespace c2v {
 
@@ -36,12 +39,15 @@ inline float* work_space(int64_t floats) {
 }
 
 inline float* floats_of(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
+inline uint8_t* bytes_of(const Tensor& t) { return static_cast<uint8_t*>(t.data_ptr()); }
 
-// [N, C, H, W] whose memory is [N, H, W, C]; the stable interface cannot ask for that itself.
+// [N, C, H, W] whose memory is [N, H, W, C]. No view of another tensor: autograd forbids to change
+// such an output in place, as ReLU after a convolution often does.
 inline Tensor images_like(const Tensor& like, int64_t n, int64_t height, int64_t width,
                           int64_t channels) {
-  Tensor flat = torch::stable::new_empty(like, {n, height, width, channels});
-  return torch::stable::transpose(torch::stable::transpose(flat, 2, 3), 1, 2);
+  return torch::stable::empty({n, channels, height, width}, like.scalar_type(), std::nullopt,
+                              std::nullopt, std::nullopt,
+                              torch::headeronly::MemoryFormat::ChannelsLast);
 }
 
 }  // namespace c2v

@@ -9,39 +9,15 @@
 namespace c2v {
 namespace {
 
-using Ints = int32_t __attribute__((vector_size(32)));
-using Bytes = uint8_t __attribute__((vector_size(8)));
+constexpr int kVec = 8;
+#include "vec.h"
+#include "pool.h"
 
 struct Pooled {  // sizes of the images before and after
   int64_t images, height, width, channels;
   int64_t high() const { return height / 2; }
   int64_t wide() const { return width / 2; }
 };
-
-// The conversion to bytes, in two shuffles: GCC 12 would take the numbers one by one.
-inline Bytes lowest_bytes(Ints v) {
-  using All = uint8_t __attribute__((vector_size(32)));
-  const All all = reinterpret_cast<All>(v);
-  return __builtin_shufflevector(all, all, 0, 4, 8, 12, 16, 20, 24, 28);
-}
-
-inline Floats choose(Ints mask, Floats a, Floats b) { return mask ? a : b; }
-
-// The largest of four, as torch has it: the first of equal ones, and NaN above all.
-inline void largest(const Floats (&pixels)[4], bool relu, Floats& most, Ints& which) {
-  most = pixels[0];
-  which = Ints{};
-  for (int i = 1; i < 4; ++i) {
-    const Ints more = (pixels[i] > most) | (pixels[i] != pixels[i]);
-    most = choose(more, pixels[i], most);
-    which = more ? Ints{} + i : which;
-  }
-  if (relu) {
-    const Ints dead = most <= 0.0f;
-    most = choose(dead, Floats{}, most);
-    which = dead ? Ints{} + 4 : which;
-  }
-}
 
 // f(channel, count) for all channels in eights; where there are eight, the compiler knows it.
 template <class F>
@@ -54,26 +30,23 @@ inline void by_eights(int64_t channels, const F& f) {
 inline void pool_pixel(const float* const (&from)[4], int64_t channels, bool relu, float* y,
                        uint8_t* which) {
   by_eights(channels, [&](int64_t c, auto count) {
-    Floats pixels[4] = {}, most;
-    Ints where;
+    Vec pixels[4] = {}, most;
+    Lanes where;
     for (int i = 0; i < 4; ++i) std::memcpy(&pixels[i], from[i] + c, count * sizeof(float));
     largest(pixels, relu, most, where);
-    const Bytes bytes = lowest_bytes(where);
     std::memcpy(y + c, &most, count * sizeof(float));
-    std::memcpy(which + c, &bytes, count);
+    store_bytes(which + c, where, count);
   });
 }
 
 inline void spread_pixel(const float* dy, const uint8_t* which, int64_t channels,
                          float* const (&to)[4]) {
   by_eights(channels, [&](int64_t c, auto count) {
-    Floats grad = {};
-    Bytes bytes = {};
+    Vec grad = {};
     std::memcpy(&grad, dy + c, count * sizeof(float));
-    std::memcpy(&bytes, which + c, count);
-    const Ints where = __builtin_convertvector(bytes, Ints);
+    const Lanes where = load_bytes(which + c, count);
     for (int i = 0; i < 4; ++i) {
-      const Floats here = choose(where == Ints{} + i, grad, Floats{});
+      const Vec here = part_of(grad, where, i);
       std::memcpy(to[i] + c, &here, count * sizeof(float));
     }
   });

@@ -197,6 +197,18 @@ def test_a_layer_that_is_taken_over_does_what_it_did(make):
 
 
 @native
+def test_a_hook_sees_the_norm_alone():
+    x, _, _, shortcut = problem(2, 8, (4, 4))
+    layer = nn.Sequential(nn.GroupNorm(2, 8))
+    take_over_layers(layer)
+    seen = []
+    layer[0].register_forward_hook(lambda module, inputs, output: seen.append(output.clone()))
+    y = activated(layer[0], x, shortcut=shortcut, most=RELU)
+    torch.testing.assert_close(seen, [F.group_norm(x, 2, layer[0].weight, layer[0].bias)])
+    torch.testing.assert_close(y, F.relu(seen[0] + shortcut))
+
+
+@native
 def test_one_number_of_each_channel_is_refused_as_torch_does():
     ours = nn.Sequential(nn.BatchNorm2d(8))
     take_over_layers(ours)

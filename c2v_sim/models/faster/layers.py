@@ -7,9 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models.faster.normalized import can_normalize, normalized
+from c2v_sim.models.linear_chain import HOOKS
 from c2v_sim.ops.layers.convolution import STRIDES, TAPS, convolution, pays
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution, depthwise_pays
 from c2v_sim.ops.layers.linear import linear, mkl_is_narrow
+from c2v_sim.ops.layers.max_pool import max_pool
+from c2v_sim.ops.layers.pooled_convolution import pooled_convolution, pooled_pays
 
 CONVOLUTIONS = ("auto", "torch")
 
@@ -58,6 +61,16 @@ def take_over_layers(module: nn.Module) -> int:
     for layer in products:
         layer.forward = MethodType(_multiply, layer)  # type: ignore[method-assign]
     return len(methods) + len(norms) + len(products)
+
+
+def convolve_and_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    """max_pool(layer(x), relu=True), in one pass where the layer is taken over and that pays."""
+    method, w = vars(layer).get("_conv_forward"), layer.weight
+    if isinstance(method, Convolve) and not any(getattr(layer, hooks) for hooks in HOOKS):
+        steps = {"padding": method.padding, "stride": method.stride}
+        if pooled_pays(x, *w.shape[:3], **steps):
+            return pooled_convolution(x, w, layer.bias, padding=method.padding, backend="native")
+    return max_pool(layer(x), relu=True)
 
 
 def _multiply(layer: nn.Linear, x: Tensor) -> Tensor:

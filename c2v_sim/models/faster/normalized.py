@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from c2v_sim.models.linear_chain import HOOKS
 from c2v_sim.ops.layers.normalize import normalize, normalize_pays
 
 RELU = float("inf")  # where the result is cut: at 0 and here
@@ -13,7 +14,8 @@ RELU = float("inf")  # where the result is cut: at 0 and here
 
 def activated(norm: nn.Module, x: Tensor, *, shortcut: Tensor | None = None, most: float) -> Tensor:
     """norm(x), plus the shortcut, cut at 0 and `most`; in one operator where the norm has it."""
-    if isinstance(norm.__dict__.get("forward"), MethodType):  # layers.py gave it `normalized`
+    taken_over = isinstance(vars(norm).get("forward"), MethodType)  # by layers.py
+    if taken_over and not any(getattr(norm, hooks) for hooks in HOOKS):
         return norm(x, shortcut, most)
     return _finished(norm(x), shortcut, most)
 

@@ -42,7 +42,7 @@ def convolution(
     backend: str | None = None,
 ) -> Tensor:  # [N, C, H, W] -> [N, K, (H + 2 padding - T) // stride + 1, …]
     """The convolution, differentiable in x, w and bias, also twice."""
-    _check_shapes(x, w, bias, padding, stride)
+    check_shapes(x, w, bias, padding, stride)
     if _operator.choose(backend, x, w) == "native":
         x, w = (t.contiguous(memory_format=torch.channels_last) for t in (x, w))
         backend = "native"
@@ -55,7 +55,7 @@ def pays(x: Tensor, filters: int, channels: int, taps: int, padding: int, stride
         return False
     if stride not in STRIDES or "CPU" not in _operator.native_keys:
         return False
-    high, wide = _output(x, taps, padding, stride)
+    high, wide = output_sides(x, taps, padding, stride)
     if stride > 1 or channels < FEWEST_CHANNELS:
         return _definition_pays(x.shape[0] * high * wide, wide, filters, channels, taps, stride)
     if taps == 1 or filters < FEWEST_CHANNELS or (filters | channels) % CHANNEL_STEP:
@@ -74,13 +74,13 @@ def _definition_pays(
     return stride > 1 or (taps > 1 and filters <= MOST_FILTERS_OF_FEW)
 
 
-def _output(x: Tensor, taps: int, padding: int, stride: int) -> tuple[int, int]:
+def output_sides(x: Tensor, taps: int, padding: int, stride: int) -> tuple[int, int]:
     """Height and width of y."""
     high, wide = ((side + 2 * padding - taps) // stride + 1 for side in x.shape[2:])
     return high, wide
 
 
-def _check_shapes(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, stride: int) -> None:
+def check_shapes(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, stride: int) -> None:
     if w.dim() != 4 or w.shape[2] != w.shape[3] or w.shape[2] not in TAPS:
         raise ValueError(
             f"convolution: w must be [K, C, T, T], T = 1, 3 or 5, got {tuple(w.shape)}"
@@ -125,11 +125,11 @@ def convolution_backward_torch(
 
 
 def _fake(x: Tensor, w: Tensor, bias: Tensor | None, padding: int, stride: int) -> Tensor:
-    high, wide = _output(x, w.shape[2], padding, stride)
+    high, wide = output_sides(x, w.shape[2], padding, stride)
     return x.new_empty(x.shape[0], high, wide, w.shape[0]).permute(0, 3, 1, 2)
 
 
-def _fake_backward(
+def fake_backward(
     grad_y: Tensor,
     x: Tensor,
     w: Tensor,
@@ -177,6 +177,6 @@ _backward_operator = Operator(
     "(Tensor grad_y, Tensor x, Tensor w, int padding, int stride, bool need_x, bool need_w, "
     "bool need_b) -> (Tensor, Tensor, Tensor)",
     convolution_backward_torch,
-    fake=_fake_backward,
+    fake=fake_backward,
     triton=False,
 )

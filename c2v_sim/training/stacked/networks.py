@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from c2v_sim.models.common import logits
 from c2v_sim.models.linear_chain import HOOKS, LOOKS, RELU, RESHAPE
+from c2v_sim.ops.layers.max_pool import max_pool
 from c2v_sim.training.arena import Arena, BoundModule, Layout, Slot, copy_of, layout_of
 from c2v_sim.training.stacked import operations
 
@@ -117,6 +118,12 @@ class Clients(TorchFunctionMode):
     ) -> Tensor:
         return self.convolution(x, weight, bias, stride, padding)
 
+    def native_pooled_convolution(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, padding: int
+    ) -> tuple[Tensor, Tensor]:
+        y = max_pool(self.convolution(x, weight, bias, 1, padding), relu=True)
+        return y, y.new_empty(0, dtype=torch.uint8)
+
     def native_depthwise_convolution(self, x: Tensor, weight: Tensor, stride: int) -> Tensor:
         return self.convolution(x, weight, None, stride, 1, groups=len(weight))
 
@@ -177,6 +184,7 @@ ANSWERS: dict[Function, Callable[..., Tensor]] = {
 OF_OPERATORS: dict[str, Callable[..., Any]] = {  # which a machine may lack
     "c2v_sim.convolution": Clients.native_convolution,
     "c2v_sim.depthwise_convolution": Clients.native_depthwise_convolution,
+    "c2v_sim.pooled_convolution": Clients.native_pooled_convolution,
     "c2v_sim.max_pool": lambda clients, x, relu: clients.by_sample(
         torch.ops.c2v_sim.max_pool, x, relu
     ),

@@ -23,9 +23,11 @@ namespace {
 constexpr int kVec = DIRECT_FLOATS, kPanel = 2 * kVec;
 constexpr int kRows = kVec == 16 ? 12 : 6;
 #include "../vec.h"
+#include "../pool.h"
 
 inline Vec spread(float x) { return x - Vec{}; }  // x - 0 is x, for every x
 
+#include "pooled.h"
 #include "products.h"
 
 inline int64_t lines(int64_t floats) { return (floats + 15) / 16 * 16; }  // whole ones of the cache
@@ -86,7 +88,7 @@ struct Plan {
   Frame x, dy;
   float *w, *w_phases, *dw;  // taps in panels, for the forward pass and by phase; their gradient
 
-  Plan(const DirectShape& shape, bool need_x, float* space) : s(shape) {
+  Plan(const DirectShape& shape, bool need_x, bool pooled, float* space) : s(shape) {
     high = s.out_height(), wide = s.out_width(), filters = padded(s.filters);
     const int64_t border = 2 * s.padding;
     x = {space, s.height + border, s.width + border, s.channels, s.padding, s.padding > 0};
@@ -94,7 +96,7 @@ struct Plan {
     const int64_t rows = need_x ? (s.height - 1 + s.padding) / s.stride + 1 : high;
     const int64_t columns = need_x ? (s.width - 1 + s.padding) / s.stride + 1 : wide;
     dy = {space + x.floats(), rows + beyond, columns + beyond, filters, beyond, true};
-    dy.copied = filters != s.filters || dy.height != high || dy.width != wide;
+    dy.copied = pooled || filters != s.filters || dy.height != high || dy.width != wide;
     w = dy.space + dy.floats();
     w_phases = w + in_panels(depth(), s.filters);
     dw = w_phases + in_panels(s.taps * s.taps * filters, s.channels);
@@ -103,6 +105,10 @@ struct Plan {
   int64_t floats() const { return dw + depth() * filters - x.space; }
   int64_t image() const { return s.height * s.width * s.channels; }
   int64_t output() const { return high * wide * s.filters; }
+  int64_t pooled() const { return (high / 2) * (wide / 2) * s.filters; }
+  const float* first(const float* gradient) const {  // of an output, after the zeros
+    return gradient + beyond * (dy.row() + filters);
+  }
 };
 
 // w [taps · taps · C, K] in panels.
@@ -168,11 +174,10 @@ void spread_gradient(const Plan& p, const float* dy, float* dx) {
 void add_tap_gradients(const Plan& p, const float* dy, const float* x) {
   const auto& s = p.s;
   const int64_t piece = s.taps * s.channels, x_row = p.x.row(), dy_row = p.dy.row();
-  const float* first = dy + p.beyond * (dy_row + p.filters);
   for (int64_t r = 0; r < s.taps; ++r) {
     multiply<true>(piece, s.filters, p.high, p.wide,
                    {x + r * x_row, 1, s.stride * s.channels, s.stride * x_row},
-                   {first, 0, p.filters, dy_row}, kPanel, {p.dw + r * piece * p.filters, p.filters});
+                   {p.first(dy), 0, p.filters, dy_row}, kPanel, {p.dw + r * piece * p.filters, p.filters});
   }
 }
 
@@ -183,57 +188,91 @@ void add_bias(const Plan& p, const float* bias, float* y) {
   }
 }
 
-// db += the sum over the pixels of one image, which is formed in `sums`.
-void add_bias_gradient(const Plan& p, const float* dy, float* sums, float* db) {
-  const int64_t filters = p.s.filters, pixels = p.high * p.wide;
-  std::memset(sums, 0, sizeof(float) * filters);
-  for (int64_t j = 0; j < pixels; ++j) {
-    for (int64_t k = 0; k < filters; ++k) sums[k] += dy[j * filters + k];
+// db += the sum over the pixels of one image.
+void add_bias_gradient(const Plan& p, const float* dy, float* db) {
+  for (int64_t k = 0; k < p.s.filters; k += kVec) {
+    const int64_t left = p.s.filters - k;
+    Vec sum = {};
+    for (int64_t i = 0; i < p.high; ++i) {
+      const float* row = p.first(dy) + i * p.dy.row() + k;
+      for (int64_t j = 0; j < p.wide; ++j) sum += load(row + j * p.filters);
+    }
+    store_some(db + k, load_some(db + k, left) + sum, left);
   }
-  for (int64_t k = 0; k < filters; ++k) db[k] += sums[k];
+}
+
+// One row of outputs, without bias.
+void multiply_row(const Plan& p, const float* image, int64_t i, float* y) {
+  const auto& s = p.s;
+  const int64_t piece = s.taps * s.channels, row = p.x.row();
+  multiply<false>(p.wide, s.filters, s.taps, piece,
+                  {image + i * s.stride * row, s.stride * s.channels, 1, row},
+                  {p.w, 0, kPanel, piece * kPanel}, p.depth() * kPanel, {y, s.filters});
+}
+
+// One image; two rows at a time wait in the first-level cache for the pool.
+void pooled_outputs(const Plan& p, const float* image, const float* bias, float* y,
+                    uint8_t* which) {
+  float* rows = p.dy.space;
+  const int64_t row = p.wide * p.s.filters, pooled = p.wide / 2 * p.s.filters;
+  for (int64_t i = 0; i < p.high / 2; ++i) {
+    for (int64_t r = 0; r < 2; ++r) multiply_row(p, image, 2 * i + r, rows + r * row);
+    pool_rows(rows, row, bias, p.wide, p.s.filters, y + i * pooled, which + i * pooled);
+  }
+}
+
+// The gradient of one image from that of the pool, with its zeros.
+const float* spread_pooled(const Plan& p, const float* dy, const uint8_t* which) {
+  const int64_t row = p.dy.row(), pooled = p.wide / 2 * p.s.filters;
+  float* first = p.dy.space + p.beyond * (row + p.filters);
+  for (int64_t i = 0; i < p.high / 2; ++i) {
+    spread_rows(dy + i * pooled, which + i * pooled, p.wide, p.s.filters, first + 2 * i * row, row,
+                p.filters);
+  }
+  return p.dy.space;
 }
 
 }  // namespace
 
-int64_t direct_workspace(const DirectShape& s) {
-  const Plan with(s, true, nullptr), without(s, false, nullptr);
-  return (with.floats() > without.floats() ? with.floats() : without.floats()) + s.filters;
+int64_t direct_workspace(const DirectShape& s, bool pooled) {
+  const Plan with(s, true, pooled, nullptr), without(s, false, pooled, nullptr);
+  return with.floats() > without.floats() ? with.floats() : without.floats();
 }
 
 void direct_forward(const DirectShape& s, const float* x, const float* w, const float* bias, float* y,
-                    float* space) {
-  const Plan p(s, false, space);
+                    uint8_t* which, float* space) {
+  const Plan p(s, false, which != nullptr, space);
   p.x.clear();
   pack_taps(p, w);
-  const int64_t piece = s.taps * s.channels, row = p.x.row();
-  for (int64_t n = 0; n < s.images; ++n, y += p.output()) {
+  for (int64_t n = 0; n < s.images; ++n) {
     const float* image = p.x.around(x + n * p.image(), s.height, s.width, s.channels);
-    for (int64_t i = 0; i < p.high; ++i) {
-      multiply<false>(p.wide, s.filters, s.taps, piece,
-                      {image + i * s.stride * row, s.stride * s.channels, 1, row},
-                      {p.w, 0, kPanel, piece * kPanel}, p.depth() * kPanel,
-                      {y + i * p.wide * s.filters, s.filters});
+    if (which) {
+      pooled_outputs(p, image, bias, y + n * p.pooled(), which + n * p.pooled());
+      continue;
     }
-    if (bias) add_bias(p, bias, y);
+    float* to = y + n * p.output();
+    for (int64_t i = 0; i < p.high; ++i) multiply_row(p, image, i, to + i * p.wide * s.filters);
+    if (bias) add_bias(p, bias, to);
   }
 }
 
-void direct_backward(const DirectShape& s, const float* dy, const float* x, const float* w, float* dx,
-                     float* dw, float* db, float* space) {
-  const Plan p(s, dx != nullptr, space);
+void direct_backward(const DirectShape& s, const float* dy, const uint8_t* which, const float* x,
+                     const float* w, float* dx, float* dw, float* db, float* space) {
+  const Plan p(s, dx != nullptr, which != nullptr, space);
   p.x.clear(), p.dy.clear();
   if (dx) pack_phases(p, w);
   std::memset(p.dw, 0, sizeof(float) * p.depth() * p.filters);
   if (db) std::memset(db, 0, sizeof(float) * s.filters);
   for (int64_t n = 0; n < s.images; ++n) {
-    const float* outputs = dy + n * p.output();
-    const float* gradient = p.dy.around(outputs, p.high, p.wide, s.filters);
+    const float* gradient =
+        which ? spread_pooled(p, dy + n * p.pooled(), which + n * p.pooled())
+              : p.dy.around(dy + n * p.output(), p.high, p.wide, s.filters);
     if (dx) spread_gradient(p, gradient, dx + n * p.image());
     if (dw) {
       const float* image = p.x.around(x + n * p.image(), s.height, s.width, s.channels);
       add_tap_gradients(p, gradient, image);
     }
-    if (db) add_bias_gradient(p, outputs, space + p.floats(), db);
+    if (db) add_bias_gradient(p, gradient, db);
   }
   for (int64_t k = 0; dw && k < s.filters; ++k) {
     for (int64_t e = 0; e < p.depth(); ++e) dw[k * p.depth() + e] = p.dw[e * p.filters + k];

@@ -12,12 +12,14 @@ struct DirectShape {
   int64_t out_width() const { return (width + 2 * padding - taps) / stride + 1; }
 };
 
-#define DIRECT_FUNCTIONS                                                                       \
-  int64_t direct_workspace(const DirectShape&); /* in floats */                                \
-  void direct_forward(const DirectShape&, const float* x, const float* w, const float* bias,   \
-                      float* y, float* space);                                                 \
-  void direct_backward(const DirectShape&, const float* dy, const float* x, const float* w,    \
-                       float* dx, float* dw, float* db, float* space);
+// `which`: null, or a byte for each output of ReLU and the pool of 2×2 that follow (../pool.h); y and
+// dy are then those of the pool.
+#define DIRECT_FUNCTIONS                                                                          \
+  int64_t direct_workspace(const DirectShape&, bool pooled); /* in floats */                      \
+  void direct_forward(const DirectShape&, const float* x, const float* w, const float* bias,      \
+                      float* y, uint8_t* which, float* space);                                    \
+  void direct_backward(const DirectShape&, const float* dy, const uint8_t* which, const float* x, \
+                       const float* w, float* dx, float* dw, float* db, float* space);
 
 namespace avx2 {
 DIRECT_FUNCTIONS

@@ -23,10 +23,10 @@ namespace {
 constexpr int kVec = WINOGRAD_FLOATS, kPanel = 2 * kVec;
 constexpr int kRows = kVec == 16 ? 12 : 6;
 #include "../vec.h"
+#include "../pool.h"
 
 inline Vec spread(float x) { return x - Vec{}; }  // x - 0 is x, for every x
 
-using Lanes = int __attribute__((vector_size(4 * WINOGRAD_FLOATS)));
 // Exchanges the upper right and the lower left corner of every 2·kStep × 2·kStep square of `rows`.
 template <int kStep>
 inline void exchange_corners(Vec* rows) {
@@ -51,6 +51,7 @@ inline void transpose(Vec* rows) {  // [kVec, kVec], in place
 
 #include "products.h"
 #include "squares.h"
+#include "pooled.h"
 #include "transforms.h"
 
 // What both passes need to know, and where the parts of the workspace lie.
@@ -148,10 +149,10 @@ void add_input_gradients(const Plan<Taps>& p, const float* v, int64_t first, int
   }
 }
 
-// y = Aᵀ M A + bias.
-template <class Taps>
+// Aᵀ M A + bias, into y or, pooled, into y and `which`.
+template <class Taps, bool kPooled>
 void transform_outputs(const Plan<Taps>& p, const float* m, const float* bias, int64_t first,
-                       int64_t count, float* y) {
+                       int64_t count, float* y, uint8_t* which) {
   constexpr int side = Taps::kPoints, outs = Taps::kOut;
   for (int64_t t = 0; t < count; ++t) {
     const auto square = outputs_of(p, first + t);
@@ -166,22 +167,29 @@ void transform_outputs(const Plan<Taps>& p, const float* m, const float* bias, i
       }
       const Vec add = bias ? load_some(bias + k, p.s.filters - k) : Vec{};
       const auto second = [](const Vec* a, Vec* row) { Taps::output(a, 1, row, 1); };
-      put_pixels<false, outs, side>(square, h, second, add, k, y);
+      if constexpr (kPooled) {
+        put_pooled<outs, side>(square, h, second, add, k, y, which);
+      } else {
+        put_pixels<false, outs, side>(square, h, second, add, k, y);
+      }
     }
   }
 }
 
-// dM = A dy Aᵀ into m, and the block's sums of dy by filter into `sums`.
-template <class Taps>
-void transform_output_gradients(const Plan<Taps>& p, const float* dy, int64_t first, int64_t count,
-                                float* m, float* sums) {
+// dM = A dy Aᵀ into m, and the block's sums of dy by filter into `sums`; dy may be pooled.
+template <class Taps, bool kPooled>
+void transform_output_gradients(const Plan<Taps>& p, const float* dy, const uint8_t* which,
+                                int64_t first, int64_t count, float* m, float* sums) {
   constexpr int side = Taps::kPoints, outs = Taps::kOut;
   std::memset(sums, 0, sizeof(float) * p.filters);
   for (int64_t t = 0; t < count; ++t) {
     const auto square = outputs_of(p, first + t);
     for (int64_t k = 0; k < p.filters; k += kVec) {
-      float gathered[outs * outs * kVec];
-      const Pixels<outs> pixels(square, dy, k, gathered);
+      [[maybe_unused]] float gathered[outs * outs * kVec];
+      const auto pixels = [&] {
+        if constexpr (kPooled) return PooledPixels<outs>(square, dy, which, k);
+        else return Pixels<outs>(square, dy, k, gathered);
+      }();
       Vec h[outs * side], sum = {};
 #pragma GCC unroll 4
       for (int i = 0; i < outs; ++i) {
@@ -274,9 +282,9 @@ void transform_tap_gradients(const Plan<Taps>& p, const float* du, float* dw) {
   }
 }
 
-template <class Taps>
+template <bool kPooled, class Taps>
 void forward(const Plan<Taps>& p, const float* x, const float* w, const float* bias, float* y,
-             float* u) {
+             uint8_t* which, float* u) {
   float *v = u + p.kAll * p.u_point, *m = v + p.kAll * p.v_point;
   transform_taps_by_channel(p, w, u);
   for (int64_t first = 0; first < p.tiles; first += p.block) {
@@ -287,13 +295,13 @@ void forward(const Plan<Taps>& p, const float* x, const float* w, const float* b
       multiply<false>(count, p.filters, p.s.channels, v + q * p.v_point, p.v_row, 1, taps,
                       m + q * p.m_point, p.m_row);
     }
-    transform_outputs(p, m, bias, first, count, y);
+    transform_outputs<Taps, kPooled>(p, m, bias, first, count, y, which);
   }
 }
 
-template <class Taps>
-void backward(const Plan<Taps>& p, const float* dy, const float* x, const float* w, float* dx,
-              float* dw, float* db, float* u) {
+template <bool kPooled, class Taps>
+void backward(const Plan<Taps>& p, const float* dy, const uint8_t* which, const float* x,
+              const float* w, float* dx, float* dw, float* db, float* u) {
   float *v = u + p.kAll * p.u_point, *m = v + p.kAll * p.v_point;
   float *sums = m + p.kAll * p.m_point, *du = sums + p.filters;
   const int64_t du_point = p.s.filters * p.channels;
@@ -305,7 +313,7 @@ void backward(const Plan<Taps>& p, const float* dy, const float* x, const float*
   if (db) std::memset(db, 0, sizeof(float) * p.s.filters);
   for (int64_t first = 0; first < p.tiles; first += p.block) {
     const int64_t count = smaller(p.block, p.tiles - first);
-    transform_output_gradients(p, dy, first, count, m, sums);
+    transform_output_gradients<Taps, kPooled>(p, dy, which, first, count, m, sums);
     for (int64_t k = 0; db && k < p.s.filters; ++k) db[k] += sums[k];
     if (dw) transform_inputs(p, x, first, count, v);
     for (int q = 0; dw && q < p.kAll; ++q) {
@@ -337,13 +345,19 @@ int64_t workspace(const WinogradShape& s, bool is_backward) {
 }
 
 void run_forward(const WinogradShape& s, const float* x, const float* w, const float* bias, float* y,
-                 float* space) {
-  with_plan(s, [&](const auto& plan) { forward(plan, x, w, bias, y, space); });
+                 uint8_t* which, float* space) {
+  with_plan(s, [&](const auto& plan) {
+    if (which) forward<true>(plan, x, w, bias, y, which, space);
+    else forward<false>(plan, x, w, bias, y, which, space);
+  });
 }
 
-void run_backward(const WinogradShape& s, const float* dy, const float* x, const float* w, float* dx,
-                  float* dw, float* db, float* space) {
-  with_plan(s, [&](const auto& plan) { backward(plan, dy, x, w, dx, dw, db, space); });
+void run_backward(const WinogradShape& s, const float* dy, const uint8_t* which, const float* x,
+                  const float* w, float* dx, float* dw, float* db, float* space) {
+  with_plan(s, [&](const auto& plan) {
+    if (which) backward<true>(plan, dy, which, x, w, dx, dw, db, space);
+    else backward<false>(plan, dy, which, x, w, dx, dw, db, space);
+  });
 }
 
 }  // namespace WINOGRAD_NAMESPACE

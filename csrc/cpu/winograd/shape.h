@@ -13,12 +13,14 @@ struct WinogradShape {
   int64_t out_width() const { return width + 2 * padding - taps + 1; }
 };
 
+// `which`: null, or a byte for each output of ReLU and the pool of 2×2 that follow (../pool.h); y and
+// dy are then those of the pool.
 #define WINOGRAD_FUNCTIONS                                                                        \
   int64_t workspace(const WinogradShape&, bool is_backward); /* in floats */                      \
   void run_forward(const WinogradShape&, const float* x, const float* w, const float* bias,       \
-                   float* y, float* space);                                                       \
-  void run_backward(const WinogradShape&, const float* dy, const float* x, const float* w,        \
-                    float* dx, float* dw, float* db, float* space);
+                   float* y, uint8_t* which, float* space);                                       \
+  void run_backward(const WinogradShape&, const float* dy, const uint8_t* which, const float* x,  \
+                    const float* w, float* dx, float* dw, float* db, float* space);
 
 namespace avx2 {
 WINOGRAD_FUNCTIONS
