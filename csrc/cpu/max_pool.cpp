@@ -4,7 +4,6 @@
 #include "../ops.h"
 
 #include <tuple>
-#include <type_traits>
 
 namespace c2v {
 namespace {
@@ -19,39 +18,6 @@ struct Pooled {  // sizes of the images before and after
   int64_t wide() const { return width / 2; }
 };
 
-// f(channel, count) for all channels in eights; where there are eight, the compiler knows it.
-template <class F>
-inline void by_eights(int64_t channels, const F& f) {
-  int64_t c = 0;
-  for (; c + 8 <= channels; c += 8) f(c, std::integral_constant<int64_t, 8>{});
-  if (c < channels) f(c, channels - c);
-}
-
-inline void pool_pixel(const float* const (&from)[4], int64_t channels, bool relu, float* y,
-                       uint8_t* which) {
-  by_eights(channels, [&](int64_t c, auto count) {
-    Vec pixels[4] = {}, most;
-    Lanes where;
-    for (int i = 0; i < 4; ++i) std::memcpy(&pixels[i], from[i] + c, count * sizeof(float));
-    largest(pixels, relu, most, where);
-    std::memcpy(y + c, &most, count * sizeof(float));
-    store_bytes(which + c, where, count);
-  });
-}
-
-inline void spread_pixel(const float* dy, const uint8_t* which, int64_t channels,
-                         float* const (&to)[4]) {
-  by_eights(channels, [&](int64_t c, auto count) {
-    Vec grad = {};
-    std::memcpy(&grad, dy + c, count * sizeof(float));
-    const Lanes where = load_bytes(which + c, count);
-    for (int i = 0; i < 4; ++i) {
-      const Vec here = part_of(grad, where, i);
-      std::memcpy(to[i] + c, &here, count * sizeof(float));
-    }
-  });
-}
-
 float* floats(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
 
 }  // namespace
@@ -62,16 +28,12 @@ std::tuple<Tensor, Tensor> max_pool_cpu(Tensor x, bool relu) {
   Tensor y = torch::stable::new_empty(x, {s.images, s.high(), s.wide(), s.channels});
   Tensor which = torch::stable::new_empty(x, {s.images, s.high(), s.wide(), s.channels},
                                           ScalarType::Byte);
-  const float* images = floats(x);
-  float* out = floats(y);
   uint8_t* bytes = static_cast<uint8_t*>(which.data_ptr());
-  const int64_t row = s.width * s.channels;
-  for (int64_t pixel = 0; pixel < s.images * s.high() * s.wide(); ++pixel) {
-    const int64_t j = pixel % s.wide(), i = pixel / s.wide() % s.high();
-    const int64_t image = pixel / (s.wide() * s.high());
-    const float* at = images + ((image * s.height + 2 * i) * s.width + 2 * j) * s.channels;
-    const float* const from[4] = {at, at + s.channels, at + row, at + row + s.channels};
-    pool_pixel(from, s.channels, relu, out + pixel * s.channels, bytes + pixel * s.channels);
+  const int64_t row = s.width * s.channels, pooled = s.wide() * s.channels;
+  for (int64_t i = 0; i < s.images * s.high(); ++i) {
+    const float* rows = floats(x) + (i / s.high() * s.height + i % s.high() * 2) * row;
+    pool_rows(rows, row, nullptr, s.width, s.channels, relu, floats(y) + i * pooled,
+              bytes + i * pooled);
   }
   return {y, which};
 }
@@ -79,22 +41,17 @@ std::tuple<Tensor, Tensor> max_pool_cpu(Tensor x, bool relu) {
 Tensor max_pool_backward_cpu(Tensor dy, Tensor which, int64_t height, int64_t width) {
   const Pooled s{dy.size(0), height, width, dy.size(3)};
   Tensor dx = torch::stable::new_empty(dy, {s.images, height, width, s.channels});
-  const float* grads = floats(dy);
-  float* images = floats(dx);
   const uint8_t* bytes = static_cast<const uint8_t*>(which.data_ptr());
-  const int64_t row = width * s.channels;
+  const int64_t row = width * s.channels, pooled = s.wide() * s.channels;
   for (int64_t image = 0; image < s.images; ++image) {
-    float* top = images + image * height * row;
+    float* top = floats(dx) + image * height * row;
     for (int64_t i = 0; i < s.high(); ++i) {
-      for (int64_t j = 0; j < s.wide(); ++j) {
-        const int64_t pixel = ((image * s.high() + i) * s.wide() + j) * s.channels;
-        float* at = top + 2 * i * row + 2 * j * s.channels;
-        float* const to[4] = {at, at + s.channels, at + row, at + row + s.channels};
-        spread_pixel(grads + pixel, bytes + pixel, s.channels, to);
-      }
+      float* rows = top + 2 * i * row;
+      const int64_t at = (image * s.high() + i) * pooled;
+      spread_rows(floats(dy) + at, bytes + at, width, s.channels, rows, row, s.channels);
       if (width % 2) {  // the last column is in no square
-        for (int64_t r = 0; r < 2; ++r) {
-          std::memset(top + (2 * i + r + 1) * row - s.channels, 0, s.channels * sizeof(float));
+        for (int64_t r = 1; r <= 2; ++r) {
+          std::memset(rows + r * row - s.channels, 0, s.channels * sizeof(float));
         }
       }
     }

@@ -33,7 +33,7 @@ double* doubles(const Tensor& t) { return static_cast<double*>(t.data_ptr()); }
 float* floats_or_null(const std::optional<Tensor>& t) { return t ? floats_of(*t) : nullptr; }
 
 Tensor images_as(const Tensor& x, bool wanted) {
-  return images_like(x, wanted ? x.size(0) : 0, x.size(2), x.size(3), x.size(1));
+  return new_images(wanted ? x.size(0) : 0, x.size(2), x.size(3), x.size(1));
 }
 
 }  // namespace

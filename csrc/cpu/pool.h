@@ -1,5 +1,5 @@
-// The largest of 2×2 pixels and ReLU of it, in vectors of kVec floats, and a byte for each that says
-// which pixel it is of (4: ReLU made it zero). Included inside a namespace, after vec.h.
+// The largest of every 2×2 pixels and ReLU of it, in vectors of kVec floats, and a byte for each that
+// says which pixel it is of (4: ReLU made it zero). Included inside a namespace, after vec.h.
 using Lanes = int32_t __attribute__((vector_size(4 * kVec)));
 
 // As torch has it: the first of equal ones, and NaN above all.
@@ -50,4 +50,43 @@ inline Lanes load_bytes(const uint8_t* from, int64_t count) {
     for (int i = 0; i < count; ++i) bytes[i] = from[i];
   }
   return __builtin_convertvector(bytes, Lanes);
+}
+
+// Two rows of `wide` pixels, `row` floats apart, plus the bias if there is one, into y and `which`.
+inline void pool_rows(const float* rows, int64_t row, const float* bias, int64_t wide,
+                      int64_t channels, bool relu, float* y, uint8_t* which) {
+  for (int64_t j = 0; j < wide / 2; ++j, y += channels, which += channels) {
+    for (int64_t c = 0; c < channels; c += kVec) {
+      const int64_t left = channels - c;
+      const float* at = rows + 2 * j * channels + c;
+      Vec four[4] = {load_some(at, left), load_some(at + channels, left),
+                     load_some(at + row, left), load_some(at + row + channels, left)};
+      if (bias) {
+        const Vec add = load_some(bias + c, left);
+        for (int i = 0; i < 4; ++i) four[i] += add;
+      }
+      Vec most;
+      Lanes where;
+      largest(four, relu, most, where);
+      store_some(y + c, most, left);
+      store_bytes(which + c, where, left);
+    }
+  }
+}
+
+// The way back of gradients, to two rows whose pixels are `pixel` floats apart.
+inline void spread_rows(const float* dy, const uint8_t* which, int64_t wide, int64_t channels,
+                        float* rows, int64_t row, int64_t pixel) {
+  for (int64_t j = 0; j < wide / 2; ++j, dy += channels, which += channels) {
+    for (int64_t c = 0; c < channels; c += kVec) {
+      const int64_t left = channels - c;
+      const Vec grad = load_some(dy + c, left);
+      const Lanes from = load_bytes(which + c, left);
+      float* at = rows + 2 * j * pixel + c;
+      store_some(at, part_of(grad, from, 0), left);
+      store_some(at + pixel, part_of(grad, from, 1), left);
+      store_some(at + row, part_of(grad, from, 2), left);
+      store_some(at + row + pixel, part_of(grad, from, 3), left);
+    }
+  }
 }

@@ -161,6 +161,18 @@ def test_tensors_that_are_not_contiguous(which, stride):
 
 
 @native
+@pytest.mark.parametrize("channels", [3, 32])
+def test_relu_in_place(channels):
+    x, w, bias = problem(2, (8, 8), channels, 32, 3)
+    grads = []
+    for relu in (torch.relu, torch.relu_):
+        leaf = w.clone().requires_grad_()
+        relu(convolution(x, leaf, bias, backend="native")).square().sum().backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)
+
+
+@native
 @pytest.mark.parametrize("stride", [1, 2])
 def test_only_the_gradients_that_are_needed(stride):
     x, w, bias = problem(2, (8, 8), 32, 32, 3)

@@ -126,6 +126,14 @@ def test_the_reference_passes_gradcheck():
 
 
 @native
+def test_relu_in_place():
+    x, w = problem(2, 8, (5, 6))
+    depthwise_convolution(x, w.requires_grad_(), backend="native").relu_().sum().backward()
+    want = torch.autograd.grad(depthwise_convolution(x, w, backend="native").relu().sum(), w)[0]
+    assert torch.equal(w.grad, want)
+
+
+@native
 def test_no_images():
     x, w = problem(0, 16, (4, 4))
     y, dx, dw = results(x, w, 1, "native")

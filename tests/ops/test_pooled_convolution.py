@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from c2v_sim.models import build_model
 from c2v_sim.models.faster.layers import take_over_layers
@@ -248,19 +249,25 @@ def test_where_it_pays():
     assert not pooled_pays(x[:, :, :5, :5], 64, 32, 5, 0, 1)
 
 
-# ---- in the built-in cnn ---------------------------------------------------------------------
+# ---- in models -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The taps of every call from a model."""
+    seen = []
+    monkeypatch.setattr(
+        "c2v_sim.models.faster.layers.pooled_convolution",
+        lambda x, w, *a, **k: seen.append(tuple(w.shape)) or pooled_convolution(x, w, *a, **k),
+    )
+    return seen
 
 
 @native
-def test_the_cnn_takes_it_where_its_convolutions_are_taken_over(monkeypatch):
+def test_the_cnn_takes_it_where_its_convolutions_are_taken_over(calls):
     plain = build_model("cnn", classes=10, input_shape=(32, 32, 3), seed=0)
     taken = copy.deepcopy(plain)
     take_over_layers(taken)
-    calls = []
-    monkeypatch.setattr(
-        "c2v_sim.models.faster.layers.pooled_convolution",
-        lambda x, w, *a, **k: calls.append(tuple(w.shape)) or pooled_convolution(x, w, *a, **k),
-    )
     x = torch.randn(8, 3, 32, 32)
     expected = plain(x)
     assert calls == []  # torch's convolutions
@@ -272,3 +279,45 @@ def test_the_cnn_takes_it_where_its_convolutions_are_taken_over(monkeypatch):
     assert torch.equal(taken(x), got)  # whoever watches a layer sees its own result
     assert seen == [(8, 64, 10, 10)]
     assert len(calls) == 3
+
+
+def own(**pool):
+    block = (nn.Conv2d(16, 32, 3), nn.ReLU(inplace=True), nn.MaxPool2d(**{"kernel_size": 2} | pool))
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Sequential(*block))
+
+
+@native
+def test_a_sequential_of_any_module_takes_it(calls):
+    plain = own()
+    parts, taken = copy.deepcopy(plain), copy.deepcopy(plain)
+    take_over_layers(taken)
+    for i, name in ((0, "0"), (2, "2.0")):
+        parts[i] = copy.deepcopy(taken).get_submodule(name)
+    parts[2] = nn.Sequential(parts[2], nn.ReLU(), nn.MaxPool2d((2, 2)))
+    x = torch.randn(8, 3, 16, 16)
+    assert torch.equal(taken(x), parts(x))
+    taken = copy.deepcopy(taken)  # which has weights of its own
+    with torch.no_grad():
+        taken[2][0].weight.zero_()
+    taken(x).sum().backward()
+    parts(x).sum().backward()
+    assert calls == [(32, 16, 3, 3)] * 2
+    assert taken.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(taken(torch.zeros(3, 16, 16)), taken(torch.zeros(1, 3, 16, 16))[0])
+    taken[2][1].register_forward_hook(lambda *_: None)
+    taken(x)
+    assert len(calls) == 2 + 1
+
+
+@native
+@pytest.mark.parametrize(
+    "pool",
+    [{"kernel_size": 3}, {"stride": 1}, {"padding": 1}, {"ceil_mode": True}, {"dilation": 2}],
+)
+def test_other_pools_stay_with_torch(calls, pool):
+    plain = own(**pool)
+    taken = copy.deepcopy(plain)
+    take_over_layers(taken)
+    x = torch.randn(8, 3, 16, 15)
+    torch.testing.assert_close(taken(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert calls == []

@@ -1,4 +1,7 @@
-"""Lets convolutions, norms and linear layers of any model use the operators, where that pays."""
+"""Lets convolutions, norms and linear layers of any model use the operators, where that pays.
+
+In an nn.Sequential ReLU and the pool of 2×2 after a convolution are one operator with it.
+"""
 
 from dataclasses import dataclass
 from types import MethodType
@@ -60,17 +63,54 @@ def take_over_layers(module: nn.Module) -> int:
     products = [m for m in module.modules() if type(m) is nn.Linear and mkl_is_narrow()]
     for layer in products:
         layer.forward = MethodType(_multiply, layer)  # type: ignore[method-assign]
+    for sequence in [m for m in module.modules() if type(m) is nn.Sequential]:
+        if any(_are_pooled(list(sequence)[i : i + 3]) for i in range(len(sequence))):
+            sequence.forward = MethodType(_in_sequence, sequence)  # type: ignore[method-assign]
     return len(methods) + len(norms) + len(products)
 
 
 def convolve_and_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """max_pool(layer(x), relu=True), in one pass where the layer is taken over and that pays."""
-    method, w = vars(layer).get("_conv_forward"), layer.weight
-    if isinstance(method, Convolve) and not any(getattr(layer, hooks) for hooks in HOOKS):
-        steps = {"padding": method.padding, "stride": method.stride}
-        if pooled_pays(x, *w.shape[:3], **steps):
-            return pooled_convolution(x, w, layer.bias, padding=method.padding, backend="native")
+    if pools_at_once(layer, x):
+        padding = layer._conv_forward.padding  # type: ignore[attr-defined]
+        return pooled_convolution(x, layer.weight, layer.bias, padding=padding, backend="native")
     return max_pool(layer(x), relu=True)
+
+
+def pools_at_once(layer: nn.Module, x: Tensor) -> bool:
+    """Whether one operator takes the place of layer, ReLU and pool; nobody watches the layer."""
+    method = vars(layer).get("_conv_forward")
+    if not isinstance(layer, nn.Conv2d) or not isinstance(method, Convolve) or has_hooks(layer):
+        return False
+    filters, channels, taps, _ = layer.weight.shape
+    return pooled_pays(x, filters, channels, taps, method.padding, method.stride)
+
+
+def has_hooks(layer: nn.Module) -> bool:
+    return any(getattr(layer, hooks) for hooks in HOOKS)
+
+
+def _in_sequence(sequence: nn.Sequential, x: Tensor) -> Tensor:
+    """What nn.Sequential.forward does, with ReLU and pool at once with their convolution."""
+    parts = list(sequence)
+    while parts:
+        if _are_pooled(parts[:3]) and pools_at_once(parts[0], x):
+            x = convolve_and_pool(parts[0], x)  # type: ignore[arg-type]
+            del parts[:3]
+        else:
+            x = parts.pop(0)(x)
+    return x
+
+
+def _are_pooled(parts: list[nn.Module]) -> bool:
+    """Whether these are a convolution, ReLU and a pool of 2×2, the last two without hooks."""
+    if [type(part) for part in parts] != [nn.Conv2d, nn.ReLU, nn.MaxPool2d]:
+        return False
+    pool = parts[2]
+    names = ("kernel_size", "stride", "padding", "dilation")
+    sizes = [nn.modules.utils._pair(getattr(pool, name)) for name in names]
+    plain = sizes == [(2, 2), (2, 2), (0, 0), (1, 1)] and not any(map(has_hooks, parts[1:]))
+    return plain and not pool.return_indices and not pool.ceil_mode
 
 
 def _multiply(layer: nn.Linear, x: Tensor) -> Tensor:

@@ -27,7 +27,6 @@ constexpr int kRows = kVec == 16 ? 12 : 6;
 
 inline Vec spread(float x) { return x - Vec{}; }  // x - 0 is x, for every x
 
-#include "pooled.h"
 #include "products.h"
 
 inline int64_t lines(int64_t floats) { return (floats + 15) / 16 * 16; }  // whole ones of the cache
@@ -217,7 +216,7 @@ void pooled_outputs(const Plan& p, const float* image, const float* bias, float*
   const int64_t row = p.wide * p.s.filters, pooled = p.wide / 2 * p.s.filters;
   for (int64_t i = 0; i < p.high / 2; ++i) {
     for (int64_t r = 0; r < 2; ++r) multiply_row(p, image, 2 * i + r, rows + r * row);
-    pool_rows(rows, row, bias, p.wide, p.s.filters, y + i * pooled, which + i * pooled);
+    pool_rows(rows, row, bias, p.wide, p.s.filters, true, y + i * pooled, which + i * pooled);
   }
 }
 
