@@ -6,7 +6,7 @@
 // bits are those of any thread count. Clients with weights and tokens of their own go one after
 // another: the bits of each alone.
 #include "ffn/shape.h"
-#include "kinds_of_vectors.h"
+#include "vectors/kinds.h"
 
 #include <memory>
 #include <tuple>

@@ -13,12 +13,12 @@
 #include <cstring>
 
 namespace c2v {
-namespace FFN_NAMESPACE {
+namespace VECTORS {
 namespace {
 
-constexpr int kVec = FFN_FLOATS;
-#include "../vec.h"
-#include "../tile.h"
+constexpr int kVec = FLOATS_OF_A_VECTOR;
+#include "../vectors/vec.h"
+#include "../vectors/tile.h"
 #include "dropout.h"
 
 constexpr int64_t kTokens = kFfnTokens;
@@ -98,23 +98,14 @@ void grad_hidden_panel(const FfnLayer& layer, const float* grad_y, const float* 
   }
 }
 
-template <int kHeight>
-C2V_NOINLINE void add_products_tile(const float* a, int64_t a_row, int64_t a_step, const float* b,
-                                    int64_t stride, int64_t depth, float* out) {
-  Tile<kHeight, 2> tile;
-  tile.clear();
-  tile.add(a, a_row, a_step, b, stride, depth);
-  tile.template put<true>(out, stride);
-}
-
 // out[rows, stride] += A B, B [depth, stride]; the elements of A are a_row and a_step apart.
 void add_products(const float* a, int64_t a_row, int64_t a_step, const float* b, int64_t stride,
                   int64_t depth, float* out, int64_t rows) {
   for (int64_t c = 0; c < stride; c += kPanel)
     for (int64_t m = 0; m < rows; m += kRows)
       with_height(rows - m, [&](auto height) {
-        add_products_tile<height.value>(a + m * a_row, a_row, a_step, b + c, stride, depth,
-                                        out + m * stride + c);
+        multiply_tile<height.value, 2, true>(a + m * a_row, a_row, a_step, b + c, stride, depth,
+                                             out + m * stride + c, stride);
       });
 }
 
@@ -202,5 +193,5 @@ void ffn_backward(const FfnLayer& layer, const FfnDropout& dropout, const float*
                 sizeof(float) * layer.channels);
 }
 
-}  // namespace FFN_NAMESPACE
+}  // namespace VECTORS
 }  // namespace c2v

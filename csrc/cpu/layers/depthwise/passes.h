@@ -14,11 +14,11 @@
 #include <cstring>
 
 namespace c2v {
-namespace DEPTHWISE_NAMESPACE {
+namespace VECTORS {
 namespace {
 
-constexpr int kVec = DEPTHWISE_FLOATS;
-#include "../vec.h"
+constexpr int kVec = FLOATS_OF_A_VECTOR;
+#include "../../vectors/vec.h"
 
 template <bool kWhole>
 inline Vec read(const float* from, int64_t count) {
@@ -241,5 +241,5 @@ void depthwise_backward(const DepthwiseShape& s, const float* dy, const float* x
   }
 }
 
-}  // namespace DEPTHWISE_NAMESPACE
+}  // namespace VECTORS
 }  // namespace c2v

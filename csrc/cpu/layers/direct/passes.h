@@ -17,15 +17,12 @@
 #include <cstring>
 
 namespace c2v {
-namespace DIRECT_NAMESPACE {
+namespace VECTORS {
 namespace {
 
-constexpr int kVec = DIRECT_FLOATS, kPanel = 2 * kVec;
-constexpr int kRows = kVec == 16 ? 12 : 6;
-#include "../vec.h"
-
-inline Vec spread(float x) { return x - Vec{}; }  // x - 0 is x, for every x
-
+constexpr int kVec = FLOATS_OF_A_VECTOR;
+#include "../../vectors/vec.h"
+#include "../../vectors/tile.h"
 #include "products.h"
 
 inline int64_t lines(int64_t floats) { return (floats + 15) / 16 * 16; }  // whole ones of the cache
@@ -240,5 +237,5 @@ void direct_backward(const DirectShape& s, const float* dy, const float* x, cons
   }
 }
 
-}  // namespace DIRECT_NAMESPACE
+}  // namespace VECTORS
 }  // namespace c2v

@@ -1,7 +1,7 @@
 // Which kind of vectors this CPU has, and memory that operators work in.
 #pragma once
 
-#include "../ops.h"
+#include "../../ops.h"
 
 #include <cstdlib>
 #include <cstring>
@@ -30,7 +30,7 @@ inline float* work_space(int64_t floats) {
     const int64_t bytes = (floats * sizeof(float) + 63) / 64 * 64;
     space.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
     size = space ? floats : 0;
-    STD_TORCH_CHECK(space, "convolution: no memory for ", bytes, " bytes of work space");
+    STD_TORCH_CHECK(space, "no memory for ", bytes, " bytes of work space");
   }
   return space.get();
 }

@@ -1,4 +1,4 @@
-// Rows divided by their lengths (or as they are, or divided before), packed for gemm.h; and the way
+// Rows divided by their lengths (or as they are, or divided before), packed for products.h; and the way
 // back, from the gradient for a packed row to the gradient for the row itself.
 #pragma once
 
@@ -6,7 +6,7 @@
 #include <limits>
 #include <memory>
 
-#include "gemm.h"
+#include "products.h"
 
 namespace c2v {
 
@@ -33,7 +33,7 @@ inline Tensor float_rows(const Tensor& x) {
   return torch::stable::contiguous(f);
 }
 
-enum Layouts { kLeft = 1, kRight = 2, kBoth = 3 };  // rows6, rows16; cols16 always
+enum Layouts { kLeft = 1, kRight = 2, kBoth = 3 };  // of a product; columns always
 
 // What a row is multiplied by when it is not normalised: 1, but 0 for a zero row (whose gradient
 // this masks) and NaN for one that is not finite, whose gradient would be finite otherwise.
@@ -61,7 +61,7 @@ struct UnitRows {
   bool normalised;                  // false: the rows as they are
   FloatArray norm, inverse;         // [padded_rows]; both 0 for a zero row
   float shortest;                   // smallest norm that is not 0; infinity when there is none
-  FloatArray rows6, rows16, cols16;  // see gemm.h
+  FloatArray left, right, columns;  // see tiles/shape.h
   int64_t blocks() const { return padded_rows / kTile; }
 
   // With `known` [rows], x has the unit rows of others that were so long.
@@ -76,9 +76,9 @@ struct UnitRows {
         norm(zeros(padded_rows)),
         inverse(zeros(padded_rows)),
         shortest(std::numeric_limits<float>::infinity()),
-        rows6(layouts & kLeft ? floats(padded_rows * padded_dim) : nullptr),
-        rows16(layouts & kRight ? floats(padded_rows * padded_dim) : nullptr),
-        cols16(floats(padded_rows * padded_dim)) {
+        left(layouts & kLeft ? floats(padded_rows * padded_dim) : nullptr),
+        right(layouts & kRight ? floats(padded_rows * padded_dim) : nullptr),
+        columns(floats(padded_rows * padded_dim)) {
     if (known) std::copy_n(known, rows, norm.get());
     parallel_tasks(blocks(), [&](int64_t block) { pack(block, known); });
     for (int64_t i = 0; i < rows; ++i)
@@ -112,15 +112,6 @@ struct UnitRows {
   }
 
  private:
-  // unit[kTile][padded_dim] into panels[kTile / Width][padded_dim][Width].
-  template <int64_t Width>
-  void interleave(const float* unit, float* panels) const {
-    for (int64_t i = 0; i < kTile; i += Width)
-      for (int64_t k = 0; k < padded_dim; ++k, panels += Width)
-#pragma GCC unroll 16
-        for (int64_t r = 0; r < Width; ++r) panels[r] = unit[(i + r) * padded_dim + k];
-  }
-
   void pack(int64_t block, bool known) {
     const FloatArray unit = zeros(kTile * padded_dim);
     const int64_t first = block * kTile, last = std::min(first + kTile, rows);
@@ -136,12 +127,14 @@ struct UnitRows {
       const float scale = inverse[i];
       for (int64_t k = 0; k < dim; ++k) u[k] *= scale;
     }
-    if (rows6) interleave<6>(unit.get(), rows6.get() + first * padded_dim);
-    if (rows16) interleave<16>(unit.get(), rows16.get() + first * padded_dim);
+    const PanelSizes& panels = tiles().panels;
+    if (left) std::copy_n(unit.get(), kTile * padded_dim, left.get() + first * padded_dim);
+    if (right) tiles().pack_right(unit.get(), padded_dim, right.get() + first * padded_dim);
     for (int64_t i = 0; i < kTile; ++i) {
       const float* u = unit.get() + i * padded_dim;
-      for (int64_t k = 0; k < padded_dim; k += 16)
-        std::copy(u + k, u + k + 16, cols16.get() + k * padded_rows + (first + i) * 16);
+      for (int64_t k = 0; k < padded_dim; k += panels.columns)
+        std::copy_n(u + k, panels.columns,
+                    columns.get() + k * padded_rows + (first + i) * panels.columns);
     }
   }
 };

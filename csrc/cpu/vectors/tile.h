@@ -72,3 +72,13 @@ C2V_INLINE void with_height(int64_t rows, const F& f) {
     }
   }
 }
+
+// C (+)= A B for one tile.
+template <int kHeight, int kWidth, bool kAdd>
+C2V_NOINLINE void multiply_tile(const float* a, int64_t a_row, int64_t a_step, const float* b,
+                                int64_t b_step, int64_t depth, float* c, int64_t c_row) {
+  Tile<kHeight, kWidth> tile;
+  tile.clear();
+  tile.add(a, a_row, a_step, b, b_step, depth);
+  tile.template put<kAdd>(c, c_row);
+}

@@ -13,15 +13,6 @@
 
 namespace c2v {
 
-// exp for a cosine, |x| ≤ 1: the Taylor polynomial's remainder 1/12! is below float32's rounding.
-inline float8 exp_of_cosine(float8 x) {
-  float8 y = x * (1 / 39916800.0f) + 1 / 3628800.0f;
-  for (const float c : {1 / 362880.0f, 1 / 40320.0f, 1 / 5040.0f, 1 / 720.0f, 1 / 120.0f,
-                        1 / 24.0f, 1 / 6.0f, 0.5f, 1.0f, 1.0f})
-    y = y * x + c;
-  return y;
-}
-
 class Diversity {
  public:
   explicit Diversity(const UnitRows& unit_rows)
@@ -50,6 +41,7 @@ class Diversity {
   }
 
  private:
+  const TileKind& kind = tiles();
   const UnitRows& u;
   const int64_t strips;
   FloatArray strip;  // [kStrip][padded_rows], columns from the strip's first row on
@@ -64,10 +56,10 @@ class Diversity {
       const int64_t i = first + task / width, k = first + task % width;
       if (k < i) return;  // written by the task of its mirror image
       float tile[kTile * kTile];
-      tile_product(u.rows6.get() + i * kTile * u.padded_dim, u.rows - i * kTile,
-                   u.rows16.get() + k * kTile * u.padded_dim, u.rows - k * kTile, u.padded_dim,
+      kind.product(u.left.get() + i * kTile * u.padded_dim, u.rows - i * kTile,
+                   u.right.get() + k * kTile * u.padded_dim, u.rows - k * kTile, u.padded_dim,
                    tile);
-      for (float* e = tile; e < tile + kTile * kTile; e += 8) store8(e, exp_of_cosine(load8(e)));
+      kind.exp(tile);
       mask(tile, i * kTile, k * kTile);
       float* to = strip.get() + (i * kTile - start) * u.padded_rows + k * kTile;
       for (int64_t r = 0; r < kTile; ++r)
@@ -115,32 +107,34 @@ class Diversity {
 
   // G for kTile rows: the strip's own (from all columns) or below it (from the strip's rows).
   void add_gradients(int64_t start, float* grad) const {
-    const int64_t stop = end(start), parts = 2, panels = u.padded_dim / 16;
+    const int64_t stop = end(start), parts = 2, wide = kind.panels.columns;
+    const int64_t panels = u.padded_dim / wide, most = kind.panels.depth;
     parallel_tasks((u.padded_rows - start) / kTile * parts, [&](int64_t task) {
       const int64_t row = start + task / parts * kTile, part = task % parts;
       const int64_t last = std::min(u.rows, row < stop ? u.rows : stop);
-      const FloatArray w6 = floats(kTile * kDepth);
-      for (int64_t k = start; k < last; k += kDepth) {
-        const int64_t depth = std::min(kDepth, last - k);
-        pack_weights(start, row, k, depth, w6.get());
-        accumulate_product(w6.get(), u.cols16.get() + k * 16, u.padded_rows, depth,
-                           part * panels / parts, (part + 1) * panels / parts,
-                           grad + row * kColumns, std::min(kTile, u.rows - row));
+      const FloatArray w = floats(kTile * most);
+      for (int64_t k = start; k < last; k += most) {
+        const int64_t depth = std::min(most, last - k);
+        pack_weights(start, row, k, depth, w.get());
+        kind.accumulate(w.get(), u.columns.get() + k * wide, u.padded_rows, depth,
+                        part * panels / parts, (part + 1) * panels / parts, grad + row * kColumns,
+                        std::min(kTile, u.rows - row));
       }
     });
   }
 
-  // w6[kTile/6][depth][6] = E_jk (1/s_j + 1/s_k) for rows j from `row` on and k … k + depth.
-  void pack_weights(int64_t start, int64_t row, int64_t k, int64_t depth, float* w6) const {
+  // w[kTile / m][depth][m] = E_jk (1/s_j + 1/s_k) for rows j from `row` on and k … k + depth.
+  void pack_weights(int64_t start, int64_t row, int64_t k, int64_t depth, float* w) const {
     const bool below = row >= end(start);  // then E_jk is found at column j of row k
     const float* e = below ? strip.get() + (k - start) * u.padded_rows + row
                            : strip.get() + (row - start) * u.padded_rows + k;
     const int64_t j_stride = below ? 1 : u.padded_rows, k_stride = below ? u.padded_rows : 1;
-    for (int64_t j = 0; j < kTile; j += 6)
-      for (int64_t d = 0; d < depth; ++d, w6 += 6)
-        for (int64_t i = 0; i < 6; ++i)
-          w6[i] = e[(j + i) * j_stride + d * k_stride] *
-                  (inverse_sum[row + j + i] + inverse_sum[k + d]);
+    const int64_t m = kind.panels.weights;
+    for (int64_t j = 0; j < kTile; j += m)
+      for (int64_t d = 0; d < depth; ++d, w += m)
+        for (int64_t i = 0; i < m; ++i)
+          w[i] = e[(j + i) * j_stride + d * k_stride] *
+                 (inverse_sum[row + j + i] + inverse_sum[k + d]);
   }
 };
 

@@ -9,46 +9,20 @@
 // That is 2.25, 4 and 2.8 times fewer products than the definition has. A block of tiles is so small
 // that V and M stay in the second-level cache. One thread does all of it, in a fixed order.
 //
-// This file is compiled once for each kind of vector (avx2.cpp, avx512.cpp), which
-// defines WINOGRAD_NAMESPACE and WINOGRAD_FLOATS. Nothing of the standard library with a body is
-// used: the linker could take its AVX-512 code for all.
+// Compiled once for each kind of vector (avx2.cpp, avx512.cpp). Nothing of the standard library with
+// a body is used: the linker could take its AVX-512 code for all.
 #include "shape.h"
 
 #include <cstring>
 
 namespace c2v {
-namespace WINOGRAD_NAMESPACE {
+namespace VECTORS {
 namespace {
 
-constexpr int kVec = WINOGRAD_FLOATS, kPanel = 2 * kVec;
-constexpr int kRows = kVec == 16 ? 12 : 6;
-#include "../vec.h"
-
-inline Vec spread(float x) { return x - Vec{}; }  // x - 0 is x, for every x
-
-using Lanes = int __attribute__((vector_size(4 * WINOGRAD_FLOATS)));
-// Exchanges the upper right and the lower left corner of every 2·kStep × 2·kStep square of `rows`.
-template <int kStep>
-inline void exchange_corners(Vec* rows) {
-  Lanes upper, lower;
-  for (int l = 0; l < kVec; ++l) {
-    upper[l] = l & kStep ? kVec + l - kStep : l;
-    lower[l] = l & kStep ? kVec + l : l + kStep;
-  }
-  for (int i = 0; i < kVec; ++i) {
-    if (i & kStep) continue;
-    const Vec a = rows[i], b = rows[i + kStep];
-    rows[i] = __builtin_shuffle(a, b, upper);
-    rows[i + kStep] = __builtin_shuffle(a, b, lower);
-  }
-}
-inline void transpose(Vec* rows) {  // [kVec, kVec], in place
-  exchange_corners<1>(rows);
-  exchange_corners<2>(rows);
-  exchange_corners<4>(rows);
-  if constexpr (kVec == 16) exchange_corners<8>(rows);
-}
-
+constexpr int kVec = FLOATS_OF_A_VECTOR;
+#include "../../vectors/vec.h"
+#include "../../vectors/lanes.h"
+#include "../../vectors/tile.h"
 #include "products.h"
 #include "squares.h"
 #include "transforms.h"
@@ -346,5 +320,5 @@ void run_backward(const WinogradShape& s, const float* dy, const float* x, const
   with_plan(s, [&](const auto& plan) { backward(plan, dy, x, w, dx, dw, db, space); });
 }
 
-}  // namespace WINOGRAD_NAMESPACE
+}  // namespace VECTORS
 }  // namespace c2v
