@@ -1,8 +1,8 @@
 // convolution, convolution_backward: 1×1, 3×3 or 5×5, channels_last. The work is done by
-// winograd/passes.h or direct/passes.h, for the vectors that this CPU has.
+// layers/winograd/passes.h or layers/direct/passes.h, for the vectors that this CPU has.
 #include "layers/direct/shape.h"
-#include "vectors/kinds.h"
 #include "layers/winograd/shape.h"
+#include "vectors/kinds.h"
 
 #include <optional>
 

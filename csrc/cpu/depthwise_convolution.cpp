@@ -1,5 +1,6 @@
 // depthwise_convolution, depthwise_convolution_backward: 3×3 of each channel by itself, padding 1,
-// stride 1 or 2, channels_last. The work is done by depthwise/passes.h, for the vectors of this CPU.
+// stride 1 or 2, channels_last. The work is done by layers/depthwise/passes.h, for the vectors of this
+// CPU.
 #include "layers/depthwise/shape.h"
 #include "vectors/kinds.h"
 

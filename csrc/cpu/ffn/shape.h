@@ -29,7 +29,8 @@ struct FfnPartial {
   float *w1, *w2, *b1, *b2;
 };
 
-// Of `count` tokens, `first` among all: a block of kFfnTokens at most; any number. grad_x may be null.
+// Forward takes at most a block of kFfnTokens at once, backward any number; `first` is the first token
+// among all. grad_x may be null.
 #define FFN_FUNCTIONS                                                                             \
   int64_t ffn_tile();                                                                             \
   int64_t ffn_forward_space(const FfnLayer&); /* in floats, as the next */                        \

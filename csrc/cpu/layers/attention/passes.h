@@ -34,10 +34,10 @@ inline Vec exp_of_negative(Vec x) {
 template <int64_t W>
 struct Head {
   AttentionShape s;
-  float *q, *k, *v;        // q [w][padded], scaled; k, v [tokens][w]
-  float* shares;           // [tokens (keys)][kVec queries]
-  float *dy, *ds;          // [w][padded]; [tokens][kVec]
-  float *dk, *dv, *end;    // sums [tokens][w][kVec], by lane
+  float *q, *k, *v;      // q [w][padded], scaled; k, v [tokens][w]
+  float* shares;         // [tokens (keys)][kVec queries]
+  float *dy, *ds;        // [w][padded]; [tokens][kVec]
+  float *dk, *dv, *end;  // sums [tokens][w][kVec], by lane
 
   constexpr int64_t width() const { return W > 0 ? W : s.width; }
   int64_t in_vectors() const { return padded(s.tokens); }
@@ -108,8 +108,8 @@ struct Head {
     }
   }
 
-  // d shares_j = <dy, v_j>, d score_j = shares_j (d shares_j - sum_i shares_i d shares_i). The part of
-  // kVec queries: dq is written, dk and dv are added to.
+  // d shares_j = <dy, v_j>, d score_j = shares_j (d shares_j - sum_i shares_i d shares_i). The part
+  // of kVec queries: dq is written, dk and dv are added to.
   void add_gradients(int64_t t, float* dq) const {
     Vec mean = {};
     for (int64_t j = 0; j < s.tokens; ++j) {
