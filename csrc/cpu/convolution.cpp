@@ -1,10 +1,10 @@
 // convolution, convolution_backward: 1×1, 3×3 or 5×5, channels_last. The work is done by
-// winograd/passes.h or direct/passes.h, for the vectors that this CPU has.
+// layers/winograd/passes.h or layers/direct/passes.h, for the vectors that this CPU has.
 #include "convolution.h"
 
-#include "direct/shape.h"
-#include "kinds_of_vectors.h"
-#include "winograd/shape.h"
+#include "layers/direct/shape.h"
+#include "layers/winograd/shape.h"
+#include "vectors/kinds.h"
 
 namespace c2v {
 namespace {

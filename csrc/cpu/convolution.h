@@ -10,7 +10,7 @@ namespace c2v {
 
 using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of x, w and bias; empty where not needed
 
-// `which`: null, or a byte for each output of ReLU and the pool of 2×2 that follow (pool.h); y and dy
+// `which`: null, or a byte for each output of ReLU and the pool of 2×2 that follow (layers/pool/windows.h); y and dy
 // are then those of the pool.
 void convolve(const Tensor& x, const Tensor& w, const float* bias, int64_t padding, int64_t stride,
               float* y, uint8_t* which);

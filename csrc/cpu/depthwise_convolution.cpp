@@ -1,7 +1,8 @@
 // depthwise_convolution, depthwise_convolution_backward: 3×3 of each channel by itself, padding 1,
-// stride 1 or 2, channels_last. The work is done by depthwise/passes.h, for the vectors of this CPU.
-#include "depthwise/shape.h"
-#include "kinds_of_vectors.h"
+// stride 1 or 2, channels_last. The work is done by layers/depthwise/passes.h, for the vectors of this
+// CPU.
+#include "layers/depthwise/shape.h"
+#include "vectors/kinds.h"
 
 #include <tuple>
 

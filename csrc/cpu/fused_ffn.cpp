@@ -1,207 +1,103 @@
-// fused_ffn: y = W2 drop(relu(W1 x + b1)) + b2 and its gradients; hidden values live in cache only.
-//
-// Tokens go in blocks of 48 and hidden units in panels, so that a [48, panel] piece of the hidden
-// layer stays in the first-level cache between the products that make and use it. Two register
-// tiles of 12 vectors do all the arithmetic: `project` (6 tokens x 16 units, summing over the
-// channels) and `add_products` (3 rows x 32 channels, summing over units or tokens).
+// fused_ffn: y = W2 drop(relu(W1 x + b1)) + b2 and its gradients. The work is done by ffn/passes.h,
+// for the vectors of this CPU.
 //
 // Forward: each token is one thread's. Backward: tokens are cut into chunks (a number that depends
 // on their count alone), a chunk sums its own weight gradients, and chunks are added in order: the
-// bits are those of any thread count. relu and dropout: a hidden value is kept unless it is <= 0
-// or dropped, so a NaN is kept; the definition of the dropout bits is in c2v_sim/ops/fused_ffn.py.
-// Clients with weights and tokens of their own go one after another: the bits of each alone.
+// bits are those of any thread count. Clients with weights and tokens of their own go one after
+// another: the bits of each alone.
+#include "ffn/shape.h"
+#include "vectors/kinds.h"
+
 #include <memory>
 #include <tuple>
-#include <vector>
-
-#include "../ops.h"
-#include "fused_ffn_tiles.h"
 
 namespace c2v {
 namespace {
 
-constexpr int64_t kTokens = 48;         // of a block; divides by the rows of both register tiles
-constexpr int64_t kForwardPanel = 96;   // hidden units held at once: 18 KiB
-constexpr int64_t kBackwardPanel = 48;  // two such pieces are held: 2 x 9 KiB
+constexpr int64_t kTokens = kFfnTokens;
 constexpr int64_t kChunk = 11 * kTokens;
 constexpr int64_t kMaxChunks = 32;  // bounds the memory of partial weight gradients
+
+struct Kind {  // of vectors
+  int64_t tile;
+  decltype(&avx2::ffn_forward) forward;
+  decltype(&avx2::ffn_backward) backward;
+  decltype(&avx2::ffn_forward_space) forward_space;
+  decltype(&avx2::ffn_backward_space) backward_space;
+};
+
+const Kind& kind() {
+  static const Kind chosen = [] {
+#if defined(__x86_64__)
+    if (has_wide_vectors()) {
+      return Kind{avx512::ffn_tile(), avx512::ffn_forward, avx512::ffn_backward,
+                  avx512::ffn_forward_space, avx512::ffn_backward_space};
+    }
+#endif
+    return Kind{avx2::ffn_tile(), avx2::ffn_forward, avx2::ffn_backward,
+                avx2::ffn_forward_space, avx2::ffn_backward_space};
+  }();
+  return chosen;
+}
 
 int64_t ceil_to(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
 using Buffer = std::unique_ptr<float[]>;
 
-// Weights in the orders that the register tiles read; what lies beyond units or channels is zero.
-struct Layer {
+// Weights as they lie in memory: those of one client.
+struct Weights {
+  const float *w1, *b1, *w2;
   int64_t units, channels;
-  int64_t stride;             // channels rounded up to 32
-  Buffer w1_tiles, w2_tiles;  // [units / 16, channels, 16]
-  Buffer w1_rows, w2_rows;    // [units, stride]
-  Buffer b1;                  // [units], in whole tiles
-};
 
-// Packs the matrix whose element of unit f and channel c is w[f * unit_step + c * channel_step].
-template <bool kTiles>
-Buffer pack(const Layer& layer, const float* w, int64_t unit_step, int64_t channel_step) {
-  const int64_t tiles = (layer.units + 15) / 16;
-  Buffer out(new float[16 * tiles * layer.stride]());
-  for (int64_t tile = 0; tile < tiles; ++tile)
-    for (int64_t c = 0; c < layer.channels; ++c)
-      for (int64_t f = 16 * tile; f < std::min(16 * tile + 16, layer.units); ++f)
-        out[kTiles ? 16 * (tile * layer.channels + c) + f % 16 : f * layer.stride + c] =
-            w[f * unit_step + c * channel_step];
-  return out;
-}
-
-// Copies `count` rows of `channels`, times `scale`, into padded rows; rows up to `padded` are zero.
-void copy_rows(const float* from, int64_t count, const Layer& layer, float scale, int64_t padded,
-               float* to) {
-  std::fill(to, to + padded * layer.stride, 0.0f);
-  for (int64_t t = 0; t < count; ++t)
-    for (int64_t c = 0; c < layer.channels; ++c)
-      to[t * layer.stride + c] = scale * from[t * layer.channels + c];
-}
-
-inline Floats masked(const float* at, Ints keep) {
-  return reinterpret_cast<Floats>(reinterpret_cast<Ints>(load(at)) & keep);
-}
-
-// hidden[48, panel] = keep * relu(x w1' + b1), not yet scaled by 1 / (1 - p).
-template <bool kDrop>
-void hidden_panel(const Layer& layer, const float* x, const TokenKey* keys, int32_t threshold,
-                  int64_t first_unit, int64_t tiles, int64_t panel, float* hidden) {
-  for (int64_t j = 0; j < tiles; ++j) {
-    const int64_t unit = first_unit + 16 * j;
-    const float *tile = layer.w1_tiles.get() + unit * layer.channels, *b1 = layer.b1.get() + unit;
-    const Bits column = column_keys(unit);
-    float* out = hidden + 16 * j;
-    for (int64_t t = 0; t < kTokens; t += 6)
-      project(x + t * layer.stride, layer.stride, tile, layer.channels, load(b1), load(b1 + 8),
-              out + t * panel, panel);
-    for (int64_t t = 0; t < kTokens; ++t, out += panel) {
-      Ints left = ~(load(out) <= 0.0f), right = ~(load(out + 8) <= 0.0f);
-      if constexpr (kDrop) {
-        Ints low, high;
-        keep_masks(keys[t], column, threshold, low, high);
-        left &= low, right &= high;
-      }
-      store(out, masked(out, left));
-      store(out + 8, masked(out + 8, right));
-    }
-  }
-}
-
-// grad_hidden[48, panel] = (grad_y w2) where hidden is not 0; its sum over tokens goes to grad_b1.
-void grad_hidden_panel(const Layer& layer, const float* grad_y, const float* hidden,
-                       int64_t first_unit, int64_t tiles, int64_t panel, int64_t tokens,
-                       float* grad_hidden, float* grad_b1) {
-  for (int64_t j = 0; j < tiles; ++j) {
-    const float* tile = layer.w2_tiles.get() + (first_unit + 16 * j) * layer.channels;
-    const float* kept = hidden + 16 * j;
-    float *out = grad_hidden + 16 * j, *bias = grad_b1 + first_unit + 16 * j;
-    for (int64_t t = 0; t < kTokens; t += 6)
-      project(grad_y + t * layer.stride, layer.stride, tile, layer.channels, Floats{}, Floats{},
-              out + t * panel, panel);
-    Floats left_sum = {}, right_sum = {};
-    for (int64_t t = 0; t < tokens; ++t, out += panel, kept += panel) {
-      const Floats left = masked(out, ~(load(kept) <= 0.0f));
-      const Floats right = masked(out + 8, ~(load(kept + 8) <= 0.0f));
-      left_sum += left, right_sum += right;
-      store(out, left);
-      store(out + 8, right);
-    }
-    store(bias, load(bias) + left_sum);
-    store(bias + 8, load(bias + 8) + right_sum);
-  }
-}
-
-void hidden_any(const Layer& layer, const Dropout& dropout, const float* x, const TokenKey* keys,
-                int64_t first_unit, int64_t tiles, int64_t panel, float* hidden) {
-  if (dropout.threshold > 0)
-    hidden_panel<true>(layer, x, keys, dropout.threshold, first_unit, tiles, panel, hidden);
-  else
-    hidden_panel<false>(layer, x, keys, 0, first_unit, tiles, panel, hidden);
-}
-
-void forward_block(const Layer& layer, const Dropout& dropout, const float* x, const float* b2,
-                   int64_t first, int64_t count, float* scratch, float* y) {
-  const int64_t stride = layer.stride, panel = kForwardPanel;
-  float *rows = scratch, *sums = rows + kTokens * stride, *hidden = sums + kTokens * stride;
-  TokenKey keys[kTokens];
-  for (int64_t t = 0; t < kTokens; ++t) keys[t] = dropout.key(first + t);
-  copy_rows(x + first * layer.channels, count, layer, 1.0f, kTokens, rows);
-  std::fill(sums, sums + kTokens * stride, 0.0f);
-  for (int64_t f = 0; f < layer.units; f += panel) {
-    const int64_t units = std::min(panel, layer.units - f);
-    hidden_any(layer, dropout, rows, keys, f, (units + 15) / 16, panel, hidden);
-    add_products(hidden, panel, 1, layer.w2_rows.get() + f * stride, stride, units, sums, kTokens);
-  }
-  for (int64_t t = 0; t < count; ++t)
-    for (int64_t c = 0; c < layer.channels; ++c)
-      y[(first + t) * layer.channels + c] = b2[c] + dropout.scale * sums[t * stride + c];
-}
-
-// Weight gradients of one chunk of tokens, in one piece of memory.
-struct Partial {
-  float *w1, *w2, *b1, *b2;  // [units, stride] twice (if needed), [units in whole tiles], [stride]
-
-  static int64_t size(const Layer& layer, bool need_w) {
-    return (need_w ? 2 * layer.units * layer.stride : 0) + ceil_to(layer.units, 16) + layer.stride;
-  }
-  Partial(const Layer& layer, bool need_w, float* base) {
-    w1 = base, w2 = w1 + (need_w ? layer.units * layer.stride : 0);
-    b1 = w2 + (w2 - w1), b2 = b1 + ceil_to(layer.units, 16);
+  Weights of_client(int64_t client) const {
+    const int64_t size = units * channels;
+    return {w1 + client * size, b1 + client * units, w2 + client * size, units, channels};
   }
 };
 
-void sum_rows(const float* rows, int64_t count, const Layer& layer, float* out) {
-  for (int64_t begin = 0; begin < count; begin += kTokens) {  // in two levels, for accuracy
-    const int64_t end = std::min(begin + kTokens, count);
-    for (int64_t c = 0; c < layer.channels; ++c) {
-      float sum = 0.0f;
-      for (int64_t t = begin; t < end; ++t) sum += rows[t * layer.channels + c];
-      out[c] += sum;
-    }
+// The layer, and the memory of its parts.
+struct Packed : FfnLayer {
+  explicit Packed(const Weights& weights) : FfnLayer{}, from(weights) {
+    units = from.units, channels = from.channels;
+    tile = kind().tile, stride = ceil_to(channels, 32);
+    w1_tiles = pack<true>(from.w1, channels, 1, buffers[0]);
+    buffers[1].reset(new float[ceil_to(units, tile)]());
+    std::copy_n(from.b1, units, buffers[1].get());
+    b1 = buffers[1].get();
   }
-}
+  void pack_w1_rows() { w1_rows = pack<false>(from.w1, channels, 1, buffers[2]); }
+  void pack_w2_rows() { w2_rows = pack<false>(from.w2, 1, units, buffers[3]); }
+  void pack_w2_tiles() { w2_tiles = pack<true>(from.w2, 1, units, buffers[4]); }
 
-void backward_chunk(const Layer& layer, const Dropout& dropout, const float* x, const float* grad_y,
-                    int64_t first, int64_t count, bool need_x, bool need_w, float* grad_x,
-                    Partial partial) {
-  const int64_t stride = layer.stride, panel = kBackwardPanel, padded = ceil_to(count, kTokens);
-  const size_t size = padded * stride;
-  Buffer scratch(new float[3 * size + 2 * kTokens * panel]);
-  float *rows = scratch.get(), *grads = rows + size, *grad_rows = grads + size;
-  float *hidden = grad_rows + size, *grad_hidden = hidden + kTokens * panel;
-  std::vector<TokenKey> keys(padded);
-  for (int64_t t = 0; t < padded; ++t) keys[t] = dropout.key(first + t);
-  copy_rows(x + first * layer.channels, count, layer, 1.0f, padded, rows);
-  // Scaling grad_y once scales both its product with w2 and its product with the hidden values.
-  copy_rows(grad_y + first * layer.channels, count, layer, dropout.scale, padded, grads);
-  std::fill(grad_rows, grad_rows + size, 0.0f);
-  sum_rows(grad_y + first * layer.channels, count, layer, partial.b2);
+ private:
+  Weights from;
+  Buffer buffers[5];
 
-  for (int64_t f = 0; f < layer.units; f += panel) {
-    const int64_t units = std::min(panel, layer.units - f), tiles = (units + 15) / 16;
-    for (int64_t t = 0; t < count; t += kTokens) {
-      const int64_t tokens = std::min(kTokens, count - t);
-      const float *x_block = rows + t * stride, *grad_block = grads + t * stride;
-      hidden_any(layer, dropout, x_block, keys.data() + t, f, tiles, panel, hidden);
-      grad_hidden_panel(layer, grad_block, hidden, f, tiles, panel, tokens, grad_hidden,
-                        partial.b1);
-      if (need_w) {
-        add_products(grad_hidden, 1, panel, x_block, stride, tokens, partial.w1 + f * stride,
-                     units);
-        add_products(hidden, 1, panel, grad_block, stride, tokens, partial.w2 + f * stride, units);
-      }
-      if (need_x)
-        add_products(grad_hidden, panel, 1, layer.w1_rows.get() + f * stride, stride, units,
-                     grad_rows + t * stride, kTokens);
-    }
+  // The matrix whose element of unit f and channel c is w[f * unit_step + c * channel_step].
+  template <bool kTiles>
+  const float* pack(const float* w, int64_t unit_step, int64_t channel_step, Buffer& out) {
+    out.reset(new float[ceil_to(units, tile) * stride]());
+    for (int64_t first = 0; first < units; first += tile)
+      for (int64_t c = 0; c < channels; ++c)
+        for (int64_t f = first; f < std::min(first + tile, units); ++f)
+          out[kTiles ? first * channels + tile * c + f - first : f * stride + c] =
+              w[f * unit_step + c * channel_step];
+    return out.get();
   }
-  if (need_x)
-    for (int64_t t = 0; t < count; ++t)
-      std::copy_n(grad_rows + t * stride, layer.channels, grad_x + (first + t) * layer.channels);
-}
+};
+
+// FfnPartial in one piece of memory.
+struct Partial : FfnPartial {
+  static int64_t size(const FfnLayer& layer, bool need_w) {
+    return (need_w ? 2 * layer.units * layer.stride : 0) + ceil_to(layer.units, layer.tile) +
+           layer.stride;
+  }
+  Partial(const FfnLayer& layer, bool need_w, float* base) : FfnPartial{} {
+    const int64_t weights = need_w ? layer.units * layer.stride : 0;
+    if (need_w) w1 = base, w2 = base + weights;
+    b1 = base + 2 * weights, b2 = b1 + ceil_to(layer.units, layer.tile);
+  }
+};
 
 // Partials are added in order into the first, element by element: any split over threads gives
 // the same bits.
@@ -218,7 +114,7 @@ void add_partials(float* partials, int64_t chunks, int64_t size) {
   });
 }
 
-void unpack(const Layer& layer, const Partial& sum, float* w1, float* w2) {
+void unpack(const FfnLayer& layer, const FfnPartial& sum, float* w1, float* w2) {
   for (int64_t f = 0; f < layer.units; f += 16)  // by tiles: transposing w2 stays in cache
     for (int64_t c = 0; c < layer.channels; ++c)
       for (int64_t g = f; g < std::min(f + 16, layer.units); ++g) {
@@ -227,16 +123,7 @@ void unpack(const Layer& layer, const Partial& sum, float* w1, float* w2) {
       }
 }
 
-Layer pack_w1(const float* w1, const float* b1, int64_t units, int64_t channels) {
-  Layer layer{};
-  layer.units = units, layer.channels = channels, layer.stride = ceil_to(channels, 32);
-  layer.w1_tiles = pack<true>(layer, w1, channels, 1);
-  layer.b1.reset(new float[ceil_to(units, 16)]());
-  std::copy_n(b1, units, layer.b1.get());
-  return layer;
-}
-
-Dropout dropout_of(double p, int64_t seed) {
+FfnDropout dropout_of(double p, int64_t seed) {
   const int32_t threshold = static_cast<int32_t>(p * 65536.0 + 0.5);
   // At p = 1 nothing is kept and the scale does not matter, but it must be finite.
   const float scale = threshold < 65536 ? 65536.0f / static_cast<float>(65536 - threshold) : 0.0f;
@@ -249,27 +136,16 @@ Tensor prepared(const Tensor& t, const char* name) {
   return torch::stable::contiguous(t);
 }
 
-// Weights as they lie in memory: those of one client.
-struct Weights {
-  const float *w1, *b1, *w2;
-  int64_t units, channels;
-
-  Weights of_client(int64_t client) const {
-    const int64_t size = units * channels;
-    return {w1 + client * size, b1 + client * units, w2 + client * size, units, channels};
-  }
-};
-
-void forward(const Weights& weights, const Dropout& dropout, const float* x, const float* b2,
+void forward(const Weights& weights, const FfnDropout& dropout, const float* x, const float* b2,
              int64_t tokens, float* y) {
-  Layer layer = pack_w1(weights.w1, weights.b1, weights.units, weights.channels);
-  layer.w2_rows = pack<false>(layer, weights.w2, 1, weights.units);
+  Packed layer(weights);
+  layer.pack_w2_rows();
   torch::stable::parallel_for(
       0, (tokens + kTokens - 1) / kTokens, 1, [&](int64_t begin, int64_t end) {
-        Buffer scratch(new float[kTokens * (2 * layer.stride + kForwardPanel)]);
+        const Buffer space(new float[kind().forward_space(layer)]);
         for (int64_t b = begin; b < end; ++b)
-          forward_block(layer, dropout, x, b2, b * kTokens,
-                        std::min(kTokens, tokens - b * kTokens), scratch.get(), y);
+          kind().forward(layer, dropout, x, b2, b * kTokens,
+                         std::min(kTokens, tokens - b * kTokens), space.get(), y);
       });
 }
 
@@ -278,22 +154,23 @@ struct Gradients {
   float *x, *w1, *b1, *w2, *b2;
 };
 
-void backward(const Weights& weights, const Dropout& dropout, const float* x, const float* grad_y,
-              int64_t tokens, const Gradients& out) {
-  const bool need_x = out.x, need_w = out.w1;
-  Layer layer = pack_w1(weights.w1, weights.b1, weights.units, weights.channels);
-  layer.w2_tiles = pack<true>(layer, weights.w2, 1, weights.units);
-  if (need_x) layer.w1_rows = pack<false>(layer, weights.w1, weights.channels, 1);
+void backward(const Weights& weights, const FfnDropout& dropout, const float* x,
+              const float* grad_y, int64_t tokens, const Gradients& out) {
+  const bool need_w = out.w1;
+  Packed layer(weights);
+  layer.pack_w2_tiles();
+  if (out.x) layer.pack_w1_rows();
   const int64_t chunk = std::max(kChunk, ceil_to((tokens + kMaxChunks - 1) / kMaxChunks, kTokens));
   const int64_t chunks = std::max<int64_t>(1, (tokens + chunk - 1) / chunk);  // 0 tokens: zeros
   const int64_t size = Partial::size(layer, need_w);
   Buffer partials(new float[chunks * size]);
   torch::stable::parallel_for(0, chunks, 1, [&](int64_t begin, int64_t end) {
+    const Buffer space(new float[kind().backward_space(layer, std::min(chunk, tokens))]);
     for (int64_t i = begin; i < end; ++i) {
       float* base = partials.get() + i * size;
       std::fill_n(base, size, 0.0f);
-      backward_chunk(layer, dropout, x, grad_y, i * chunk, std::min(chunk, tokens - i * chunk),
-                     need_x, need_w, out.x, Partial(layer, need_w, base));
+      kind().backward(layer, dropout, x, grad_y, i * chunk, std::min(chunk, tokens - i * chunk),
+                      space.get(), out.x, Partial(layer, need_w, base));
     }
   });
   add_partials(partials.get(), chunks, size);

@@ -5,8 +5,8 @@
 #include <optional>
 #include <tuple>
 
-#include "diversity.h"
-#include "tiny_rows.h"
+#include "index/diversity.h"
+#include "index/tiny_rows.h"
 
 namespace c2v {
 namespace {

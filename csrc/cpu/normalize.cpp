@@ -1,7 +1,7 @@
 // normalize, normalize_backward: group or batch norm of images, a shortcut added, cut at 0 and at a
-// most, channels_last. The work is done by normalize/passes.h, for the vectors of this CPU.
-#include "kinds_of_vectors.h"
-#include "normalize/shape.h"
+// most, channels_last. The work is done by layers/normalize/passes.h, for the vectors of this CPU.
+#include "vectors/kinds.h"
+#include "layers/normalize/shape.h"
 
 #include <optional>
 #include <tuple>

@@ -1,7 +1,7 @@
 // pooled_convolution, pooled_convolution_backward: a convolution of stride 1, its bias, ReLU and the
 // pool of 2×2 in one pass each way. The convolution's outputs and their gradients are never in memory.
 #include "convolution.h"
-#include "kinds_of_vectors.h"
+#include "vectors/kinds.h"
 
 namespace c2v {
 

@@ -6,8 +6,8 @@
 #include <optional>
 #include <tuple>
 
-#include "orthogonality.h"
-#include "tiny_rows.h"
+#include "index/orthogonality.h"
+#include "index/tiny_rows.h"
 
 namespace c2v {
 

@@ -5,10 +5,10 @@
 x [N, C, H, W], w [K, C, T, T], T = 1, 3 or 5, stride d, padding less than T. The native backend
 works in channels_last: other tensors are copied into it, and y is channels_last. It has two ways:
 
-  minimal filtering (csrc/cpu/winograd/) for stride 1 with 16 channels and filters or more: 4 or
-  2.25 times fewer products for 3×3, by the size of the image, and 2.8 times fewer for 5×5,
+  minimal filtering (csrc/cpu/layers/winograd/) for stride 1 with 16 channels and filters or more:
+  4 or 2.25 times fewer products for 3×3, by the size of the image, and 2.8 times fewer for 5×5,
   forward and in both gradients;
-  the definition (csrc/cpu/direct/) for the rest: small convolutions of stride 2 and of few
+  the definition (csrc/cpu/layers/direct/) for the rest: small convolutions of stride 2 and of few
   channels, where torch stays far below the rate of the core.
 
 Exactness. Rounding errors of the definition and of F(2×2, 3×3) are those of torch's convolution;

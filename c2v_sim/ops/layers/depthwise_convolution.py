@@ -5,8 +5,9 @@
 x [N, C, H, W], w [C, 1, 3, 3], zeros of one pixel around the images, stride 1 or 2. Bound by
 memory: a pixel takes part in nine products for each of its channels. The native backend makes both
 gradients in one pass over dy, by rows that stay in the second-level cache
-(csrc/cpu/depthwise/); torch makes the gradient of the taps of small images with one thread in
-scalar numbers. It works in channels_last: other tensors are copied into it, and y is channels_last.
+(csrc/cpu/layers/depthwise/); torch makes the gradient of the taps of small images with one thread
+in scalar numbers. It works in channels_last: other tensors are copied into it, and y is
+channels_last.
 """
 
 import torch

@@ -6,7 +6,7 @@ x [N, C, H, W]; w, b [C]. Mean and variance (of all numbers, not of all but one)
 group of channels in one image, or with `groups` 0 those of a channel in the whole batch, unless
 they are given. most = inf is ReLU, 6 is ReLU6, 0 cuts nothing. Bound by memory: torch reads and
 writes the same numbers half as often again. The native backend works in channels_last
-(csrc/cpu/normalize/): other tensors are copied into it, and y is channels_last.
+(csrc/cpu/layers/normalize/): other tensors are copied into it, and y is channels_last.
 """
 
 import torch

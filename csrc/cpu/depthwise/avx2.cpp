@@ -1,4 +1,0 @@
-// Vectors of 8 floats: two or four registers on machines other than those with AVX2.
-#define DEPTHWISE_NAMESPACE avx2
-#define DEPTHWISE_FLOATS 8
-#include "passes.h"
