@@ -33,9 +33,11 @@ constexpr int kVec = FLOATS_OF_A_VECTOR;
 template <class Taps>
 struct Plan {
   static constexpr int kSide = Taps::kPoints, kAll = kSide * kSide, kTaps = Taps::kTaps;
+  static constexpr int64_t kSlice = 128;
   WinogradShape s;
   int64_t high, wide, tiles, block;           // tiles of an image; of all images; of a block
   int64_t channels, filters, v_row, m_row;    // padded
+  int64_t blocks, slice;                      // channels or filters whose taps are there at a time
   int64_t u_point, v_point, m_point;          // from one point to the next
 
   // The length of a row avoids powers of two, which would share few places of the cache.
@@ -43,16 +45,19 @@ struct Plan {
     high = (s.out_height() + Taps::kOut - 1) / Taps::kOut;
     wide = (s.out_width() + Taps::kOut - 1) / Taps::kOut;
     tiles = s.images * high * wide;
-    const int64_t blocks = (tiles + s.block - 1) / s.block;  // of equal size
+    blocks = (tiles + s.block - 1) / s.block;  // of equal size
     block = blocks ? (tiles + blocks - 1) / blocks : 1;
     channels = padded(s.channels), filters = padded(s.filters);
     v_row = channels + 16, m_row = filters + 16;
-    u_point = channels * filters, v_point = block * v_row, m_point = block * m_row;
+    const int64_t more = channels > filters ? channels : filters;
+    slice = blocks > 1 ? more : kSlice;  // a single block needs nothing twice
+    u_point = smaller(channels * filters, slice * more);
+    v_point = block * v_row, m_point = block * m_row;
   }
   int64_t filter() const { return kTaps * kTaps * s.channels; }  // from one to the next
   int64_t floats(bool backward) const {
     const int64_t both = kAll * (u_point + v_point + m_point) + 2 * filters;
-    return both + (backward ? kAll * s.filters * channels : 0);
+    return both + (backward && blocks > 1 ? kAll * u_point : 0);
   }
 };
 
@@ -78,6 +83,21 @@ Square<Taps::kOut> outputs_of(const Plan<Taps>& p, int64_t tile) {
   return {p.s.out_height(), p.s.out_width(), p.s.filters, at.image, at.y, at.x};
 }
 
+// The same number, of which the compiler knows nothing: it would keep each of its multiples in memory.
+inline int64_t opaque(int64_t n) {
+  asm("" : "+r"(n));
+  return n;
+}
+
+// Fetches the pixels that the tile below has and this one has not.
+template <int kOut, int kSide>
+inline void fetch_below(const Square<kSide>& s, const float* x, int64_t c) {
+  const float* from = x + s.at(kSide, kSide - kOut) + c;
+  for (int i = 0; i < kOut; ++i) {
+    for (int j = 0; j < kOut; ++j) __builtin_prefetch(from + (i * s.width + j) * s.channels);
+  }
+}
+
 // Bᵀ d B of the tiles from `first` on, into v [points, tiles, channels].
 template <class Taps>
 void transform_inputs(const Plan<Taps>& p, const float* x, int64_t first, int64_t count, float* v) {
@@ -87,6 +107,7 @@ void transform_inputs(const Plan<Taps>& p, const float* x, int64_t first, int64_
     for (int64_t c = 0; c < p.channels; c += kVec) {
       float gathered[side * side * kVec];
       const Pixels<side> pixels(square, x, c, gathered);
+      fetch_below<Taps::kOut>(square, x, c);
       Vec h[side * side];
 #pragma GCC unroll 6
       for (int j = 0; j < side; ++j) {
@@ -95,9 +116,10 @@ void transform_inputs(const Plan<Taps>& p, const float* x, int64_t first, int64_
         Taps::input(d, 1, h + j, side);
       }
       float* to = v + t * p.v_row + c;
+      const int64_t point = opaque(p.v_point);
       each_result<side, side, side>(
           h, [](const Vec* from, Vec* row) { Taps::input(from, 1, row, 1); },
-          [&](int i, int j, Vec value) { store(to + (i * side + j) * p.v_point, value); });
+          [&](int i, int j, Vec value) { store(to + (i * side + j) * point, value); });
     }
   }
 }
@@ -112,10 +134,11 @@ void add_input_gradients(const Plan<Taps>& p, const float* v, int64_t first, int
     for (int64_t c = 0; c < p.s.channels; c += kVec) {
       Vec h[side * side];
       const float* from = v + t * p.v_row + c;
+      const int64_t point = opaque(p.v_point);
 #pragma GCC unroll 6
       for (int j = 0; j < side; ++j) {
         Vec d[side];
-        for (int i = 0; i < side; ++i) d[i] = load(from + (i * side + j) * p.v_point);
+        for (int i = 0; i < side; ++i) d[i] = load(from + (i * side + j) * point);
         Taps::input_transposed(d, 1, h + j, side);
       }
       const auto second = [](const Vec* a, Vec* row) { Taps::input_transposed(a, 1, row, 1); };
@@ -134,10 +157,11 @@ void transform_outputs(const Plan<Taps>& p, const float* m, const float* bias, i
     for (int64_t k = 0; k < p.s.filters; k += kVec) {
       Vec h[outs * side];
       const float* from = m + t * p.m_row + k;
+      const int64_t point = opaque(p.m_point);
 #pragma GCC unroll 6
       for (int j = 0; j < side; ++j) {
         Vec q[side];
-        for (int i = 0; i < side; ++i) q[i] = load(from + (i * side + j) * p.m_point);
+        for (int i = 0; i < side; ++i) q[i] = load(from + (i * side + j) * point);
         Taps::output(q, 1, h + j, side);
       }
       const Vec add = bias ? load_some(bias + k, p.s.filters - k) : Vec{};
@@ -165,6 +189,7 @@ void transform_output_gradients(const Plan<Taps>& p, const float* dy, const uint
         if constexpr (kPooled) return PooledPixels<outs>(square, dy, which, k);
         else return Pixels<outs>(square, dy, k, gathered);
       }();
+      if constexpr (!kPooled) fetch_below<outs>(square, dy, k);
       Vec h[outs * side], sum = {};
 #pragma GCC unroll 4
       for (int i = 0; i < outs; ++i) {
@@ -174,11 +199,12 @@ void transform_output_gradients(const Plan<Taps>& p, const float* dy, const uint
       }
       store(sums + k, load(sums + k) + sum);
       float* to = m + t * p.m_row + k;
+      const int64_t point = opaque(p.m_point);
 #pragma GCC unroll 6
       for (int j = 0; j < side; ++j) {
         Vec q[side];
         Taps::output_transposed(h + j, side, q, 1);
-        for (int i = 0; i < side; ++i) store(to + (i * side + j) * p.m_point, q[i]);
+        for (int i = 0; i < side; ++i) store(to + (i * side + j) * point, q[i]);
       }
     }
   }
@@ -200,56 +226,60 @@ inline int64_t in_panels(int64_t rows, int64_t columns, int64_t row, int64_t col
   return panel * rows + row * smaller(kPanel, columns - panel) + column % kPanel;
 }
 
-// The taps transformed: u [points, panels of [filters, channels]], for the gradient of the input.
+// The taps of `count` channels transformed: u [points, panels of [filters, channels]], for the gradient
+// of the input.
 template <class Taps>
-void transform_taps_by_filter(const Plan<Taps>& p, const float* w, float* u) {
+void transform_taps_by_filter(const Plan<Taps>& p, const float* w, int64_t first, int64_t count,
+                              float* u) {
   const auto& s = p.s;
   for (int64_t k = 0; k < s.filters; ++k) {
-    for (int64_t c = 0; c < s.channels; c += kVec) {
+    for (int64_t c = 0; c < count; c += kVec) {
       Vec q[p.kAll];
-      transform_filter<Taps>(w + k * p.filter() + c, s.channels, s.channels - c, q);
-      float* to = u + in_panels(s.filters, p.channels, k, c);
+      const int64_t channel = first + c;
+      transform_filter<Taps>(w + k * p.filter() + channel, s.channels, s.channels - channel, q);
+      float* to = u + in_panels(s.filters, count, k, c);
       for (int a = 0; a < p.kAll; ++a) store(to + a * p.u_point, q[a]);
     }
   }
 }
 
-// The same as panels of [channels, filters], for the forward pass.
+// Those of `count` filters as panels of [channels, filters], for the forward pass.
 template <class Taps>
-void transform_taps_by_channel(const Plan<Taps>& p, const float* w, float* u) {
+void transform_taps_by_channel(const Plan<Taps>& p, const float* w, int64_t first, int64_t count,
+                               float* u) {
   const auto& s = p.s;
   Vec square[p.kAll][kVec];  // of filters and channels, for every point
-  for (int64_t k = 0; k < s.filters; k += kVec) {
+  for (int64_t k = 0; k < count; k += kVec) {
     for (int64_t c = 0; c < s.channels; c += kVec) {
       for (int i = 0; i < kVec; ++i) {
         Vec q[p.kAll] = {};
-        const float* from = w + (k + i) * p.filter() + c;
-        if (k + i < s.filters) transform_filter<Taps>(from, s.channels, s.channels - c, q);
+        const float* from = w + (first + k + i) * p.filter() + c;
+        if (first + k + i < s.filters) transform_filter<Taps>(from, s.channels, s.channels - c, q);
         for (int a = 0; a < p.kAll; ++a) square[a][i] = q[a];
       }
       for (int a = 0; a < p.kAll; ++a) {
         transpose(square[a]);
         for (int i = 0; i < smaller(kVec, s.channels - c); ++i) {
-          store(u + a * p.u_point + in_panels(s.channels, p.filters, c + i, k), square[a][i]);
+          store(u + a * p.u_point + in_panels(s.channels, count, c + i, k), square[a][i]);
         }
       }
     }
   }
 }
 
-// dw = Gᵀ dU G, from du [points, filters, channels].
+// dw = Gᵀ dU G of `count` filters, from du [points, filters, channels].
 template <class Taps>
-void transform_tap_gradients(const Plan<Taps>& p, const float* du, float* dw) {
+void transform_tap_gradients(const Plan<Taps>& p, const float* du, int64_t first, int64_t count,
+                             float* dw) {
   constexpr int side = Taps::kPoints, taps = Taps::kTaps;
-  const int64_t point = p.s.filters * p.channels;
-  for (int64_t k = 0; k < p.s.filters; ++k) {
+  for (int64_t k = 0; k < count; ++k) {
     for (int64_t c = 0; c < p.s.channels; c += kVec) {
       Vec q[side * side], h[taps * side], g[taps * taps];
       const float* from = du + k * p.channels + c;
-      for (int a = 0; a < side * side; ++a) q[a] = load(from + a * point);
+      for (int a = 0; a < side * side; ++a) q[a] = load(from + a * p.u_point);
       for (int j = 0; j < side; ++j) Taps::taps_transposed(q + j, side, h + j, side);
       for (int i = 0; i < taps; ++i) Taps::taps_transposed(h + i * side, 1, g + i * taps, 1);
-      float* to = dw + k * taps * taps * p.s.channels + c;
+      float* to = dw + (first + k) * p.filter() + c;
       for (int r = 0; r < taps * taps; ++r) {
         store_some(to + r * p.s.channels, g[r], p.s.channels - c);
       }
@@ -261,14 +291,17 @@ template <bool kPooled, class Taps>
 void forward(const Plan<Taps>& p, const float* x, const float* w, const float* bias, float* y,
              uint8_t* which, float* u) {
   float *v = u + p.kAll * p.u_point, *m = v + p.kAll * p.v_point;
-  transform_taps_by_channel(p, w, u);
   for (int64_t first = 0; first < p.tiles; first += p.block) {
     const int64_t count = smaller(p.block, p.tiles - first);
     transform_inputs(p, x, first, count, v);
-    for (int q = 0; q < p.kAll; ++q) {
-      const Columns taps{u + q * p.u_point, 0, p.s.channels};
-      multiply<false>(count, p.filters, p.s.channels, v + q * p.v_point, p.v_row, 1, taps,
-                      m + q * p.m_point, p.m_row);
+    for (int64_t k = 0; k < p.filters; k += p.slice) {
+      const int64_t filters = smaller(p.slice, p.filters - k);
+      if (first == 0) transform_taps_by_channel(p, w, k, filters, u);
+      for (int q = 0; q < p.kAll; ++q) {
+        const Columns taps{u + q * p.u_point, 0, p.s.channels};
+        multiply<false>(count, filters, p.s.channels, v + q * p.v_point, p.v_row, 1, taps,
+                        m + q * p.m_point + k, p.m_row);
+      }
     }
     transform_outputs<Taps, kPooled>(p, m, bias, first, count, y, which);
   }
@@ -278,32 +311,40 @@ template <bool kPooled, class Taps>
 void backward(const Plan<Taps>& p, const float* dy, const uint8_t* which, const float* x,
               const float* w, float* dx, float* dw, float* db, float* u) {
   float *v = u + p.kAll * p.u_point, *m = v + p.kAll * p.v_point;
-  float *sums = m + p.kAll * p.m_point, *du = sums + p.filters;
-  const int64_t du_point = p.s.filters * p.channels;
-  if (dx) {
-    transform_taps_by_filter(p, w, u);
-    std::memset(dx, 0, sizeof(float) * p.s.images * p.s.height * p.s.width * p.s.channels);
-  }
-  if (dw) std::memset(du, 0, sizeof(float) * p.kAll * du_point);
+  float *sums = m + p.kAll * p.m_point, *du = p.blocks > 1 ? sums + p.filters : u;
+  const int64_t image = p.s.height * p.s.width * p.s.channels;
+  int64_t begun = 0;  // images of dx that began with zeros: those that are worked on stay in the cache
   if (db) std::memset(db, 0, sizeof(float) * p.s.filters);
   for (int64_t first = 0; first < p.tiles; first += p.block) {
     const int64_t count = smaller(p.block, p.tiles - first);
     transform_output_gradients<Taps, kPooled>(p, dy, which, first, count, m, sums);
     for (int64_t k = 0; db && k < p.s.filters; ++k) db[k] += sums[k];
     if (dw) transform_inputs(p, x, first, count, v);
-    for (int q = 0; dw && q < p.kAll; ++q) {
-      const Columns inputs{v + q * p.v_point, p.v_row, 0};
-      multiply<true>(p.s.filters, p.channels, count, m + q * p.m_point, 1, p.m_row, inputs,
-                     du + q * du_point, p.channels);
+    for (int64_t k = 0; dw && k < p.s.filters; k += p.slice) {
+      const int64_t filters = smaller(p.slice, p.s.filters - k);
+      if (first == 0) std::memset(du, 0, sizeof(float) * p.kAll * p.u_point);
+      for (int q = 0; q < p.kAll; ++q) {
+        const Columns inputs{v + q * p.v_point, p.v_row, 0};
+        multiply<true>(filters, p.channels, count, m + q * p.m_point + k, 1, p.m_row, inputs,
+                       du + q * p.u_point, p.channels);
+      }
+      if (first + count == p.tiles) transform_tap_gradients(p, du, k, filters, dw);
     }
-    for (int q = 0; dx && q < p.kAll; ++q) {
-      const Columns taps{u + q * p.u_point, 0, p.s.filters};
-      multiply<false>(count, p.channels, p.s.filters, m + q * p.m_point, p.m_row, 1, taps,
-                      v + q * p.v_point, p.v_row);
+    for (int64_t c = 0; dx && c < p.channels; c += p.slice) {
+      const int64_t channels = smaller(p.slice, p.channels - c);
+      if (first == 0) transform_taps_by_filter(p, w, c, channels, u);
+      for (int q = 0; q < p.kAll; ++q) {
+        const Columns taps{u + q * p.u_point, 0, p.s.filters};
+        multiply<false>(count, channels, p.s.filters, m + q * p.m_point, p.m_row, 1, taps,
+                        v + q * p.v_point + c, p.v_row);
+      }
+    }
+    for (; dx && begun <= (first + count - 1) / (p.high * p.wide); ++begun) {
+      std::memset(dx + begun * image, 0, sizeof(float) * image);
     }
     if (dx) add_input_gradients(p, v, first, count, dx);
   }
-  if (dw) transform_tap_gradients(p, du, dw);
+  if (dw && !p.tiles) std::memset(dw, 0, sizeof(float) * p.s.filters * p.filter());
 }
 
 // Calls f with the plan of the shape.

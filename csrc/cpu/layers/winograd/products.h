@@ -11,14 +11,16 @@ struct Columns {
 template <bool kAdd>
 void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int64_t a_row,
               int64_t a_step, Columns b, float* c, int64_t c_row) {
+  const int64_t tiles = (rows + kRows - 1) / kRows;  // of equal height
   for (int64_t j = 0; j < columns; j += kPanel) {
     const bool wide = columns - j >= kPanel;
     const float* panel = b.data + (b.row ? j : j * b.panel_depth);
     const int64_t step = b.row ? b.row : (wide ? kPanel : kVec);
-    for (int64_t i = 0; i < rows; i += kRows) {
+    for (int64_t t = 0; t < tiles; ++t) {
+      const int64_t i = rows * t / tiles, high = rows * (t + 1) / tiles - i;
       const float* from = a + i * a_row;
       float* to = c + i * c_row + j;
-      with_height(rows - i, [&](auto height) {
+      with_height(high, [&](auto height) {
         const auto run = wide ? multiply_tile<height.value, 2, kAdd>
                               : multiply_tile<height.value, 1, kAdd>;
         run(from, a_row, a_step, panel, step, depth, to, c_row);

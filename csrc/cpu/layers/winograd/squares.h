@@ -12,28 +12,40 @@ struct Square {
   int64_t at(int64_t i, int64_t j) const {
     return ((image * height + top + i) * width + left + j) * channels;
   }
-  // f(i, j) for those inside of the image.
+  // f(place in the image, place in [kSide, kSide, kVec]) for those inside of the image.
   template <class F>
   void each(const F& f) const {
     const int64_t bottom = smaller(kSide, height - top), right = smaller(kSide, width - left);
+    const int64_t first = left < 0 ? -left : 0;
     for (int64_t i = top < 0 ? -top : 0; i < bottom; ++i) {
-      for (int64_t j = left < 0 ? -left : 0; j < right; ++j) f(i, j);
+      int64_t from = at(i, first), to = (i * kSide + first) * kVec;
+      for (int64_t j = first; j < right; ++j, from += channels, to += kVec) f(from, to);
     }
   }
   // kVec channels of all pixels as [kSide, kSide, kVec], zeros outside; and the way back.
   __attribute__((noinline)) void gather(const float* x, int64_t c, float* to) const {
-    std::memset(to, 0, sizeof(float) * kSide * kSide * kVec);
-    each([&](int64_t i, int64_t j) {
-      store(to + (i * kSide + j) * kVec, load_some(x + at(i, j) + c, channels - c));
-    });
+    for (int i = 0; i < kSide * kSide; ++i) store(to + i * kVec, Vec{});
+    if (channels - c >= kVec) {
+      each([&](int64_t here, int64_t there) { store(to + there, load(x + here + c)); });
+    } else {
+      each([&](int64_t here, int64_t there) {
+        store(to + there, load_some(x + here + c, channels - c));
+      });
+    }
   }
   template <bool kAdd>
   __attribute__((noinline)) void scatter(const float* from, int64_t c, float* x) const {
-    each([&](int64_t i, int64_t j) {
-      float* to = x + at(i, j) + c;
-      const Vec v = load(from + (i * kSide + j) * kVec);
-      store_some(to, kAdd ? load_some(to, channels - c) + v : v, channels - c);
-    });
+    const int64_t left_over = channels - c;
+    const auto put = [&](int64_t here, int64_t there, int64_t count) __attribute__((always_inline)) {
+      float* to = x + here + c;
+      const Vec v = load(from + there);
+      store_some(to, kAdd ? load_some(to, count) + v : v, count);
+    };
+    if (left_over >= kVec) {
+      each([&](int64_t here, int64_t there) { put(here, there, kVec); });
+    } else {
+      each([&](int64_t here, int64_t there) { put(here, there, left_over); });
+    }
   }
 };
 
@@ -42,7 +54,7 @@ template <int kSide>
 struct Pixels {
   const float* first;
   int64_t down, across;
-  Pixels(const Square<kSide>& s, const float* x, int64_t c, float* gathered) {
+  __attribute__((noinline)) Pixels(const Square<kSide>& s, const float* x, int64_t c, float* gathered) {
     if (s.inside() && s.channels - c >= kVec) {
       first = x + s.at(0, 0) + c, down = s.width * s.channels, across = s.channels;
     } else {
