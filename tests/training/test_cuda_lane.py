@@ -247,6 +247,7 @@ SETTINGS = {
     "weight_decay": 1e-3,
     "model": "mlp",
     "seed": 3,
+    "conv": "torch",  # as on a GPU; and layers taken over let torch have calls that are watched
 }
 
 

@@ -18,6 +18,7 @@ from c2v_sim.ops._dispatch import Operator
 from c2v_sim.ops._loss import Context
 
 CHANNEL_STEP = 8  # other channels are read one by one
+MOST_NUMBERS = 1 << 14  # of an image: larger ones do not stay in the caches, and gain nothing
 
 
 def normalize(
@@ -59,7 +60,9 @@ def _as_images(x: Tensor) -> Tensor:
 def normalize_pays(x: Tensor, *others: Tensor | None) -> bool:
     """Whether the native backend is there and takes these, by shapes and types alone."""
     tensors = [x, *(t for t in others if t is not None)]
-    if x.dim() != 4 or not x.numel() or x.shape[1] % CHANNEL_STEP or has_torch_function(tensors):
+    if x.dim() != 4 or has_torch_function(tensors):
+        return False
+    if not 0 < x.numel() <= MOST_NUMBERS * len(x) or x.shape[1] % CHANNEL_STEP:
         return False
     fits = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
     return fits and "CPU" in _operator.native_keys
