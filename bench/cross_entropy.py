@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from c2v_sim.models import build_model
-from c2v_sim.models.faster_layers import take_over_layers
+from c2v_sim.models.faster.layers import take_over_layers
 from c2v_sim.ops import prepared_index, projection_orthogonality
 from c2v_sim.system.machine import keep_freed_memory
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models import build_model
-from c2v_sim.models.faster_layers import take_over_layers
+from c2v_sim.models.faster.layers import take_over_layers
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution_backward_torch
 from c2v_sim.system.machine import cpu_name, keep_freed_memory
 

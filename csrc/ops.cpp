@@ -26,6 +26,13 @@ STABLE_TORCH_LIBRARY(c2v_sim, m) {
   m.def("max_pool(Tensor x, bool relu) -> (Tensor, Tensor)");
   m.def("max_pool_backward(Tensor grad_y, Tensor which, int height, int width) -> Tensor");
   m.def(
+      "normalize(Tensor x, Tensor w, Tensor b, Tensor? shortcut, Tensor? mean, Tensor? var, "
+      "int groups, float eps, float most) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "normalize_backward(Tensor grad_y, Tensor x, Tensor y, Tensor w, Tensor mean, Tensor var, "
+      "int groups, float eps, float most, bool need_shortcut) "
+      "-> (Tensor, Tensor, Tensor, Tensor)");
+  m.def(
       "pooled_convolution(Tensor x, Tensor w, Tensor? bias, int padding) -> (Tensor, Tensor)");
   m.def(
       "pooled_convolution_backward(Tensor grad_y, Tensor which, Tensor x, Tensor w, int padding, "

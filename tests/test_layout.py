@@ -134,8 +134,8 @@ def names(folder, pattern="*.py"):
 
 
 # A GPU's libraries have better ones.
-FOR_THE_CPU = {"convolution", "depthwise_convolution", "max_pool", "pooled_convolution"}
-FOR_THE_CPU |= {"short_attention"}
+FOR_THE_CPU = {"convolution", "depthwise_convolution", "max_pool", "normalize", "short_attention"}
+FOR_THE_CPU |= {"pooled_convolution"}
 FOR_A_GPU = {"dropout_mask"}  # the CPU draws from a generator
 
 

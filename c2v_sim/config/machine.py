@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from c2v_sim.index.config import of_machine
-from c2v_sim.models.faster_layers import CONVOLUTIONS
+from c2v_sim.models.faster.layers import CONVOLUTIONS
 from c2v_sim.system import settings
 from c2v_sim.system.machine import DEVICES
 from c2v_sim.system.settings import PAPER, Affects

@@ -99,6 +99,13 @@ CHECKED = {
         (problems.pool,), ((1, 1, 2), (3, 7, 9), (2, 32, 28)), problems.pool,
         (50, 32, 28), (50, 32, 28),
     ),
+    "normalize": Checked(
+        tuple(partial(problems.normal, groups=groups) for groups in (0, 1)),
+        ((2, 1, 2), (3, 7, 9), (2, 32, 28)),
+        problems.normal,
+        (50, 32, 16),
+        (50, 32, 16),
+    ),
     "pooled_convolution": Checked(
         (problems.convolve_and_pool,),
         ((2, 16, 9, 3), (3, 32, 14, 5)),

@@ -15,6 +15,7 @@ from c2v_sim import ops
 from c2v_sim.ops.layers.convolution import convolution
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution
 from c2v_sim.ops.layers.max_pool import max_pool
+from c2v_sim.ops.layers.normalize import normalize
 from c2v_sim.ops.layers.pooled_convolution import pooled_convolution
 from c2v_sim.ops.weighted_sum import add_weighted as add
 
@@ -187,6 +188,21 @@ def pool(batch: int, channels: int, side: int) -> Problem:
         return with_gradients(lambda x: max_pool(x, relu=True, backend=backend), t)
 
     return Problem(tensors, run, bytes=4 * 2.5 * tensors[0].numel())
+
+
+def normal(batch: int, channels: int, side: int, groups: int = 0) -> Problem:
+    randn = draw(batch)
+    x, shortcut = (randn(batch, channels, side, side) for _ in range(2))
+    tensors = [x, randn(channels), randn(channels), shortcut]
+
+    def run(t: list[Tensor], backend: str | None) -> list[Tensor]:
+        def fused(x: Tensor, w: Tensor, b: Tensor, shortcut: Tensor) -> Tensor:
+            cut = partial(normalize, groups=groups, most=6.0, backend=backend)
+            return cut(x, w, b, shortcut=shortcut)[0]
+
+        return with_gradients(fused, t)
+
+    return Problem(tensors, run, bytes=4 * 12 * x.numel())
 
 
 def attention(batch: int, tokens: int, heads: int, width: int) -> Problem:

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models.common import InputShape, image_shape
-from c2v_sim.models.faster_layers import convolve_and_pool
+from c2v_sim.models.faster.layers import convolve_and_pool
 
 
 class CNN(nn.Module):

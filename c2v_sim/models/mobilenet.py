@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from c2v_sim.models.common import NORMS, InputShape, he_normal, image_shape
 from c2v_sim.models.dropout import Dropout
+from c2v_sim.models.faster.normalized import activated
 
 STAGES = (  # expansion, channels, blocks, stride of the first
     (1, 16, 1, 1),
@@ -24,10 +25,16 @@ STAGES = (  # expansion, channels, blocks, stride of the first
 WIDTH = 1280
 
 
+class ConvNormReLU6(nn.Sequential):
+    """Convolution, normalisation, ReLU6, the last two in one operator where there is one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return activated(self[1], self[0](x), most=6.0)
+
+
 def _conv(inputs: int, outputs: int, kernel: int, stride: int, groups: int, norm: str) -> nn.Module:
-    """Convolution, normalisation, ReLU6."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
-    return nn.Sequential(conv, NORMS[norm](outputs), nn.ReLU6(inplace=True))
+    return ConvNormReLU6(conv, NORMS[norm](outputs))
 
 
 class InvertedResidual(nn.Module):
@@ -46,7 +53,11 @@ class InvertedResidual(nn.Module):
         self.shortcut = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv(x) if self.shortcut else self.conv(x)
+        *layers, norm = self.conv
+        y = x
+        for layer in layers:
+            y = layer(y)
+        return activated(norm, y, shortcut=x if self.shortcut else None, most=0.0)
 
 
 class MobileNetV2(nn.Module):

@@ -1,7 +1,5 @@
 """Residual networks of basic blocks (He et al. 2016): [B, C, H, W] → [B, K].
 
-A norm's output is nobody else's, so shortcut and ReLU are worked into it: less memory, same bits.
-
 Key names are torchvision's. The stem for small images is one 3×3 convolution of stride 1; the
 ImageNet stem is torchvision's 7×7 of stride 2 and a 3×3 max-pool of stride 2, with its
 initialisation.
@@ -13,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models.common import NORMS, InputShape, he_normal, image_shape
+from c2v_sim.models.faster.normalized import RELU, activated
 
 RESNET8, RESNET18 = (16, 32, 64), (64, 128, 256, 512)  # channels of the stages
 
@@ -33,8 +32,8 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
-        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
-        return F.relu(self.bn2(self.conv2(x)).add_(shortcut), inplace=True)
+        x = activated(self.bn1, self.conv1(x), most=RELU)
+        return activated(self.bn2, self.conv2(x), shortcut=shortcut, most=RELU)
 
 
 class ResNet(nn.Module):
@@ -70,7 +69,7 @@ class ResNet(nn.Module):
         return self.fc  # torchvision's name in the state dict
 
     def features(self, x: Tensor) -> Tensor:  # [B, C, H, W] -> [B, widths[-1]]
-        x = F.relu(self.bn1(self.conv1(x)), inplace=True)
+        x = activated(self.bn1, self.conv1(x), most=RELU)
         if self.imagenet_stem:
             x = F.max_pool2d(x, 3, 2, 1)
         for stage in self.stages:

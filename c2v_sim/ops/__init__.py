@@ -17,6 +17,7 @@ from c2v_sim.ops.index_losses import (
 from c2v_sim.ops.layers.convolution import convolution
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution
 from c2v_sim.ops.layers.max_pool import max_pool
+from c2v_sim.ops.layers.normalize import normalize
 from c2v_sim.ops.layers.pooled_convolution import pooled_convolution
 from c2v_sim.ops.projection_orthogonality import (
     PreparedIndex,
@@ -39,6 +40,7 @@ __all__ = [
     "fused_ffn",
     "index_losses",
     "max_pool",
+    "normalize",
     "orthogonality_loss",
     "pooled_convolution",
     "prepared_index",

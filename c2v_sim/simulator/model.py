@@ -19,7 +19,7 @@ from c2v_sim.index.encoders.encoder import WIDTH
 from c2v_sim.index.naive import NAIVE
 from c2v_sim.models import build_model, check_model, logits
 from c2v_sim.models.draws import mark_draws
-from c2v_sim.models.faster_layers import take_over_layers
+from c2v_sim.models.faster.layers import take_over_layers
 from c2v_sim.models.pretrained import Pretrained, load_pretrained
 from c2v_sim.models.split import NoSplit, Split, split
 from c2v_sim.simulator.classifier_index import classifier_width

@@ -3,9 +3,12 @@
 
 #include "../ops.h"
 
+#include <torch/headeronly/core/MemoryFormat.h>
+
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 namespace c2v {
 
@@ -38,9 +41,11 @@ inline float* work_space(int64_t floats) {
 inline float* floats_of(const Tensor& t) { return static_cast<float*>(t.data_ptr()); }
 inline uint8_t* bytes_of(const Tensor& t) { return static_cast<uint8_t*>(t.data_ptr()); }
 
-// [N, C, H, W] whose memory is [N, H, W, C]; no view, which autograd would not let ReLU change in place.
-inline Tensor new_images(int64_t n, int64_t height, int64_t width, int64_t channels) {
-  return torch::stable::empty({n, channels, height, width}, ScalarType::Float, std::nullopt,
+// [N, C, H, W] whose memory is [N, H, W, C]. No view of another tensor: autograd forbids to change
+// such an output in place, as ReLU after a convolution often does.
+inline Tensor images_like(const Tensor& like, int64_t n, int64_t height, int64_t width,
+                          int64_t channels) {
+  return torch::stable::empty({n, channels, height, width}, like.scalar_type(), std::nullopt,
                               std::nullopt, std::nullopt,
                               torch::headeronly::MemoryFormat::ChannelsLast);
 }

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from c2v_sim.models.faster_layers import take_over_layers
+from c2v_sim.models.faster.layers import take_over_layers
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.ops.layers.convolution import convolution, convolution_backward_torch, pays
 
@@ -299,7 +299,7 @@ def test_the_convolutions_of_any_module_are_taken_over(monkeypatch):
     assert take_over_layers(taken) == 5
     calls = []
     monkeypatch.setattr(
-        "c2v_sim.models.faster_layers.convolution",
+        "c2v_sim.models.faster.layers.convolution",
         lambda x, w, b, **kwargs: calls.append(tuple(w.shape)) or convolution(x, w, b, **kwargs),
     )
     x = torch.randn(64, 3, 12, 12)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from backends import assert_as_good_as_torch
 from torch import nn
 
-from c2v_sim.models.faster_layers import ConvolveEach, take_over_layers
+from c2v_sim.models.faster.layers import ConvolveEach, take_over_layers
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.ops.layers.depthwise_convolution import (
     depthwise_convolution,
@@ -171,7 +171,7 @@ def test_which_modules_are_taken_over(monkeypatch):
     assert take_over_layers(nn.ModuleList(taken + left)) == 2
     calls = []
     monkeypatch.setattr(
-        "c2v_sim.models.faster_layers.depthwise_convolution",
+        "c2v_sim.models.faster.layers.depthwise_convolution",
         lambda x, w, **kwargs: calls.append(len(w)) or depthwise_convolution(x, w, **kwargs),
     )
     x = torch.randn(2, 16, 7, 6)

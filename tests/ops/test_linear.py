@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from c2v_sim.models.faster_layers import take_over_layers
+from c2v_sim.models.faster.layers import take_over_layers
 from c2v_sim.models.linear_chain import linear_chain
 from c2v_sim.models.split import split
 from c2v_sim.ops.layers import linear as module
@@ -105,7 +105,7 @@ def test_the_choice_depends_on_shapes_and_the_cpu(monkeypatch):
 
 
 def test_a_module_and_its_copies_have_it_and_stay_what_they_are(taken, monkeypatch):
-    monkeypatch.setattr("c2v_sim.models.faster_layers.mkl_is_narrow", lambda: True)
+    monkeypatch.setattr("c2v_sim.models.faster.layers.mkl_is_narrow", lambda: True)
     plain = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
     own = copy.deepcopy(plain)
     assert take_over_layers(own) == 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from c2v_sim.models import build_model
-from c2v_sim.models.faster_layers import take_over_layers
+from c2v_sim.models.faster.layers import take_over_layers
 from c2v_sim.ops._dispatch import native_missing
 from c2v_sim.ops.layers.convolution import convolution
 from c2v_sim.ops.layers.max_pool import max_pool
@@ -257,7 +257,7 @@ def calls(monkeypatch):
     """The taps of every call from a model."""
     seen = []
     monkeypatch.setattr(
-        "c2v_sim.models.faster_layers.pooled_convolution",
+        "c2v_sim.models.faster.layers.pooled_convolution",
         lambda x, w, *a, **k: seen.append(tuple(w.shape)) or pooled_convolution(x, w, *a, **k),
     )
     return seen

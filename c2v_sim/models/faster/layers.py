@@ -1,4 +1,4 @@
-"""Lets the nn.Conv2d and nn.Linear of any model use the operators of ops/, where that pays.
+"""Lets convolutions, norms and linear layers of any model use the operators, where that pays.
 
 In an nn.Sequential ReLU and the pool of 2×2 after a convolution are one operator with it.
 """
@@ -9,6 +9,7 @@ from types import MethodType
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from c2v_sim.models.faster.normalized import can_normalize, normalized
 from c2v_sim.models.linear_chain import HOOKS
 from c2v_sim.ops.layers.convolution import STRIDES, TAPS, convolution, pays
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution, depthwise_pays
@@ -56,13 +57,16 @@ def take_over_layers(module: nn.Module) -> int:
     methods = {m: method for m in plain if (method := _method_for(m)) is not None}
     for convolution_module, method in methods.items():
         convolution_module._conv_forward = method  # type: ignore[method-assign, assignment]
+    norms = [m for m in module.modules() if can_normalize(m)]
+    for norm in norms:
+        norm.forward = MethodType(normalized, norm)
     products = [m for m in module.modules() if type(m) is nn.Linear and mkl_is_narrow()]
     for layer in products:
         layer.forward = MethodType(_multiply, layer)  # type: ignore[method-assign]
     for sequence in [m for m in module.modules() if type(m) is nn.Sequential]:
         if any(_are_pooled(list(sequence)[i : i + 3]) for i in range(len(sequence))):
             sequence.forward = MethodType(_in_sequence, sequence)  # type: ignore[method-assign]
-    return len(methods) + len(products)
+    return len(methods) + len(norms) + len(products)
 
 
 def convolve_and_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:

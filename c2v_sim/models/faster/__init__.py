@@ -1,0 +1,1 @@
+"""Layers of any model by the operators of ops/layers, where that pays."""
