@@ -119,6 +119,15 @@ def test_any_shape(sizes, taps, padding):
 
 
 @native
+@pytest.mark.parametrize(("channels", "filters"), [(144, 304), (257, 131), (16, 400)])
+@pytest.mark.parametrize(("side", "taps"), [(4, 3), (8, 3), (5, 5)])
+def test_taps_that_are_there_in_slices(channels, filters, side, taps):
+    """A single block of tiles has 128 channels or filters at a time."""
+    tensors = problem(4, (side, side), channels, filters, taps)
+    assert max(errors(*tensors, taps // 2, "native")) < LIMIT
+
+
+@native
 @pytest.mark.parametrize(
     ("n", "side", "channels", "taps", "padding"),
     [(50, 16, 32, 3, 1), (25, 8, 256, 3, 1), (25, 4, 512, 3, 1), (50, 14, 32, 5, 0)],
