@@ -87,8 +87,8 @@ void convolve(const Tensor& x, const Tensor& w, const float* bias, int64_t paddi
 
 Gradients convolve_backward(const float* dy, const uint8_t* which, const Tensor& x, const Tensor& w,
                             int64_t padding, int64_t stride, bool need_x, bool need_w, bool need_b) {
-  Tensor dx = images_like(x, need_x ? x.size(0) : 0, x.size(2), x.size(3), x.size(1));
-  Tensor dw = images_like(x, need_w ? w.size(0) : 0, w.size(2), w.size(3), x.size(1));
+  Tensor dx = new_images(need_x ? x.size(0) : 0, x.size(2), x.size(3), x.size(1));
+  Tensor dw = new_images(need_w ? w.size(0) : 0, w.size(2), w.size(3), x.size(1));
   Tensor db = torch::stable::new_empty(x, {need_b ? w.size(0) : 0});
   float *to_x = need_x ? floats_of(dx) : nullptr, *to_w = need_w ? floats_of(dw) : nullptr;
   float* to_b = need_b ? floats_of(db) : nullptr;
@@ -107,7 +107,7 @@ Gradients convolve_backward(const float* dy, const uint8_t* which, const Tensor&
 Tensor convolution_cpu(Tensor x, Tensor w, std::optional<Tensor> bias, int64_t padding,
                        int64_t stride) {
   const DirectShape s = direct_shape(x, w, padding, stride);
-  Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.filters);
+  Tensor y = new_images(s.images, s.out_height(), s.out_width(), s.filters);
   convolve(x, w, bias ? floats_of(*bias) : nullptr, padding, stride, floats_of(y), nullptr);
   return y;
 }

@@ -33,7 +33,7 @@ DepthwiseShape shape_of(const Tensor& x, int64_t stride) {
 // The memory of x is [N, H, W, C], that of w [C, 3, 3].
 Tensor depthwise_convolution_cpu(Tensor x, Tensor w, int64_t stride) {
   const DepthwiseShape s = shape_of(x, stride);
-  Tensor y = images_like(x, s.images, s.out_height(), s.out_width(), s.channels);
+  Tensor y = new_images(s.images, s.out_height(), s.out_width(), s.channels);
   kind().forward(s, floats_of(x), floats_of(w), floats_of(y), work_space(18 * s.channels));
   return y;
 }
@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor> depthwise_convolution_backward_cpu(Tensor dy, Tensor 
                                                               int64_t stride, bool need_x,
                                                               bool need_w) {
   const DepthwiseShape s = shape_of(x, stride);
-  Tensor dx = images_like(x, need_x ? s.images : 0, s.height, s.width, s.channels);
+  Tensor dx = new_images(need_x ? s.images : 0, s.height, s.width, s.channels);
   Tensor dw = torch::stable::new_empty(x, {need_w ? s.channels : 0, 1, 3, 3});
   kind().backward(s, floats_of(dy), floats_of(x), floats_of(w), need_x ? floats_of(dx) : nullptr,
                   need_w ? floats_of(dw) : nullptr, work_space(18 * s.channels));

@@ -9,7 +9,7 @@ std::tuple<Tensor, Tensor> pooled_convolution_cpu(Tensor x, Tensor w, std::optio
                                                   int64_t padding) {
   const int64_t beside = 2 * padding - w.size(2) + 1;
   const int64_t high = (x.size(2) + beside) / 2, wide = (x.size(3) + beside) / 2;
-  Tensor y = images_like(x, x.size(0), high, wide, w.size(0));
+  Tensor y = new_images(x.size(0), high, wide, w.size(0));
   Tensor which =
       torch::stable::new_empty(x, {x.size(0), high, wide, w.size(0)}, ScalarType::Byte);
   convolve(x, w, bias ? floats_of(*bias) : nullptr, padding, 1, floats_of(y), bytes_of(which));
