@@ -27,6 +27,11 @@ LOOKS |= {getattr(Tensor, name).__get__ for name in ("shape", "ndim", "dtype", "
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody watches it, so that it has to be called as it is."""
+    return any(getattr(module, hooks) for hooks in HOOKS)
+
+
 class NoChain(Exception):
     """Why a module is no chain, in words that continue "it is no chain of Linear and ReLU: "."""
 
@@ -76,7 +81,7 @@ def check_parts(model: nn.Module) -> None:
             raise NoChain(f"{own} is a {type(part).__name__}")
         if next(part.buffers(recurse=False), None) is not None:
             raise NoChain(f"{own} has buffers")
-        if any(getattr(part, hooks) for hooks in HOOKS):
+        if has_hooks(part):
             raise NoChain(f"{own} has hooks")
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from c2v_sim.models.faster.normalized import can_normalize, normalized
-from c2v_sim.models.linear_chain import HOOKS
+from c2v_sim.models.linear_chain import has_hooks
 from c2v_sim.ops.layers.convolution import STRIDES, TAPS, convolution, pays
 from c2v_sim.ops.layers.depthwise_convolution import depthwise_convolution, depthwise_pays
 from c2v_sim.ops.layers.linear import linear, mkl_is_narrow
@@ -71,10 +71,12 @@ def take_over_layers(module: nn.Module) -> int:
 
 def convolve_and_pool(layer: nn.Conv2d, x: Tensor) -> Tensor:
     """max_pool(layer(x), relu=True), in one pass where the layer is taken over and that pays."""
-    if pools_at_once(layer, x):
-        padding = layer._conv_forward.padding  # type: ignore[attr-defined]
-        return pooled_convolution(x, layer.weight, layer.bias, padding=padding, backend="native")
-    return max_pool(layer(x), relu=True)
+    return _at_once(layer, x) if pools_at_once(layer, x) else max_pool(layer(x), relu=True)
+
+
+def _at_once(layer: nn.Conv2d, x: Tensor) -> Tensor:
+    padding = layer._conv_forward.padding  # type: ignore[attr-defined]
+    return pooled_convolution(x, layer.weight, layer.bias, padding=padding, backend="native")
 
 
 def pools_at_once(layer: nn.Module, x: Tensor) -> bool:
@@ -86,16 +88,12 @@ def pools_at_once(layer: nn.Module, x: Tensor) -> bool:
     return pooled_pays(x, filters, channels, taps, method.padding, method.stride)
 
 
-def has_hooks(layer: nn.Module) -> bool:
-    return any(getattr(layer, hooks) for hooks in HOOKS)
-
-
 def _in_sequence(sequence: nn.Sequential, x: Tensor) -> Tensor:
     """What nn.Sequential.forward does, with ReLU and pool at once with their convolution."""
     parts = list(sequence)
     while parts:
         if _are_pooled(parts[:3]) and pools_at_once(parts[0], x):
-            x = convolve_and_pool(parts[0], x)  # type: ignore[arg-type]
+            x = _at_once(parts[0], x)  # type: ignore[arg-type]
             del parts[:3]
         else:
             x = parts.pop(0)(x)

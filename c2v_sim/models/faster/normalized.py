@@ -1,12 +1,10 @@
 """Group and batch norms of images with what follows them: a shortcut that is added, ReLU."""
 
-from types import MethodType
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from c2v_sim.models.linear_chain import HOOKS
+from c2v_sim.models.linear_chain import has_hooks
 from c2v_sim.ops.layers.normalize import normalize, normalize_pays
 
 RELU = float("inf")  # where the result is cut: at 0 and here
@@ -14,8 +12,8 @@ RELU = float("inf")  # where the result is cut: at 0 and here
 
 def activated(norm: nn.Module, x: Tensor, *, shortcut: Tensor | None = None, most: float) -> Tensor:
     """norm(x), plus the shortcut, cut at 0 and `most`; in one operator where the norm has it."""
-    taken_over = isinstance(vars(norm).get("forward"), MethodType)  # by layers.py
-    if taken_over and not any(getattr(norm, hooks) for hooks in HOOKS):
+    own = vars(norm).get("forward")  # as layers.py gives it, which takes more than x
+    if getattr(own, "__func__", None) is normalized and not has_hooks(norm):
         return norm(x, shortcut, most)
     return _finished(norm(x), shortcut, most)
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from c2v_sim.models.common import logits
-from c2v_sim.models.linear_chain import HOOKS, LOOKS, RELU, RESHAPE
+from c2v_sim.models.linear_chain import LOOKS, RELU, RESHAPE, has_hooks
 from c2v_sim.ops.layers.max_pool import max_pool
 from c2v_sim.training.arena import Arena, BoundModule, Layout, Slot, copy_of, layout_of
 from c2v_sim.training.stacked import operations
@@ -226,7 +226,7 @@ def work_of(model: nn.Module, x: Tensor) -> tuple[float, float]:
     That stacking is right is proven by two different models on different samples. x: [B, …].
     """
     for name, part in model.named_modules():
-        if any(getattr(part, hooks) for hooks in HOOKS):
+        if has_hooks(part):
             raise CannotStack(f"its part {name} has hooks")
     layout = layout_of(model)
     if any(not name.endswith("num_batches_tracked") for name in layout.integers):
